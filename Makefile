@@ -1,0 +1,46 @@
+# make demo   see it work        make test   every test but the slow ones
+# make bench  measure it here    make lint   what CI's reviewers would say
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test test-slow lint bench figures clean
+.DEFAULT_GOAL := demo
+
+demo: $(READY)
+	@echo "==> the rules on an oracle that knows the truth"
+	@$(BIN)/fastdllm demo
+
+test: $(READY)
+	@echo "==> the tests"
+	@$(BIN)/python -m pytest
+
+test-slow: $(READY)
+	@echo "==> every test, the slow ones too"
+	@$(BIN)/python -m pytest -m ''
+
+lint: $(READY)
+	@echo "==> ruff, then mypy"
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+bench: $(READY)
+	@echo "==> logits to profile, against the usual way, on this machine"
+	@$(BIN)/python benchmarks/predict.py
+
+figures: $(READY)
+	@echo "==> docs/figures"
+	@$(BIN)/fastdllm figure profile --output docs/figures
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment is made anew when it is missing and brought up to date when these files change.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "Python 3.10 or newer is needed; try: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 2; }
+	@echo "==> setting up $(VENV): torch and the tools, a minute or two the first time"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
