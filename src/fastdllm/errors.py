@@ -2,6 +2,7 @@
 
     FastDLLMError                     1
     ├── InputError (ValueError)       2   a value, shape or dtype the caller can mend
+    │   └── CheckpointError           2   a model folder that is incomplete, damaged or unknown
     └── LogitsError (ArithmeticError) 3   a model that returned NaN, +inf, or nothing but -inf
 
 A message says what was given, what was wanted, and what to try.
@@ -21,6 +22,10 @@ class InputError(FastDLLMError, ValueError):
     """Something the caller gave is wrong."""
 
     exit_code = 2
+
+
+class CheckpointError(InputError):
+    """A checkpoint cannot be loaded as it is."""
 
 
 class LogitsError(FastDLLMError, ArithmeticError):

@@ -38,6 +38,10 @@ class Sampling:
 
     temperature: float
     generator: torch.Generator
+    top_p: float = 1.0
+    """Draw only from the smallest set of tokens that holds this much of the probability."""
+    top_k: int = 0
+    """Draw only from this many of the best; 0 for all."""
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < math.inf:
@@ -325,10 +329,13 @@ def _draw(
 ) -> Int[Tensor, "rows 1"]:
     """The arg-max of z / temperature + Gumbel noise, in float64, over blocks of the vocabulary."""
     wide = torch.float32 if z.device.type == "mps" else torch.float64
+    floor = _floor(z, banned, sampling) if sampling.top_p < 1 or sampling.top_k else None
     best = torch.full((len(z),), -math.inf, dtype=wide, device=z.device)
     token = torch.zeros(len(z), dtype=torch.long, device=z.device)
     for rows, columns in _blocks(z, 16, width):
         noisy = z[rows, columns].to(wide, copy=True).div_(sampling.temperature)
+        if floor is not None:
+            noisy.masked_fill_(z[rows, columns] < floor[rows], -math.inf)
         noisy -= torch.empty_like(noisy).exponential_(generator=sampling.generator).log_()
         if gone := [t - columns.start for t in banned if columns.start <= t < columns.stop]:
             noisy[:, gone] = -math.inf
@@ -337,3 +344,18 @@ def _draw(
         best[rows] = torch.where(better, value, best[rows])
         token[rows] = torch.where(better, index + columns.start, token[rows])
     return token[:, None]
+
+
+def _floor(z: Rows, banned: tuple[int, ...], sampling: Sampling) -> Float[Tensor, "rows 1"]:
+    """The least logit of each row that top-k and top-p leave in. A row at a time is sorted."""
+    floors = []
+    for row in z:
+        row = row.float().clone()
+        row[list(banned)] = -math.inf
+        ordered = row.sort(descending=True).values
+        if 0 < sampling.top_k < len(ordered):
+            ordered = ordered[: sampling.top_k]
+        p = (ordered / sampling.temperature).softmax(dim=-1)
+        kept = p.cumsum(dim=-1) - p < sampling.top_p  # always the first one
+        floors.append(torch.where(kept, ordered, math.inf).amin())
+    return torch.stack(floors)[:, None].to(z.dtype)

@@ -1,0 +1,313 @@
+"""Algorithm 1: rows of masks to rows of tokens, as a stream of frozen steps.
+
+Text, streaming, NFE, traces, plots, benchmarks and the server are all readers of that stream.
+The number of forward passes a row took is the number of its steps.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from fastdllm.cache import POLICIES, Fresh, KVCache, Range, check_policy
+from fastdllm.errors import InputError, LogitsError
+from fastdllm.models.transformer import Transformer
+from fastdllm.predict import Sampling, predict
+from fastdllm.selection import Profile, Selector
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one forward pass did to one row. Positions count from the start of the canvas."""
+
+    row: int
+    """The row's own number, as its maker gave it."""
+    block: Range
+    window: Range
+    """The positions that were recomputed."""
+    positions: tuple[int, ...]
+    """The masked positions of the block, before the step."""
+    tokens: tuple[int, ...]
+    """What was proposed for each."""
+    doubts: tuple[float, ...]
+    committed: tuple[bool, ...]
+
+    @property
+    def commits(self) -> dict[int, int]:
+        """Position to token, of what was committed."""
+        both = zip(self.positions, self.tokens, self.committed, strict=True)
+        return {position: token for position, token, yes in both if yes}
+
+
+@dataclass(eq=False)
+class Row:
+    """One canvas on its way from masks to tokens. It lives on the host; the engine moves it."""
+
+    number: int
+    ids: Int[Tensor, " length"]
+    masked: Bool[Tensor, " length"]
+    """What is still to be filled in; a mask token elsewhere is evidence and stays."""
+    select: Selector
+    block_size: int
+    end_ids: tuple[int, ...] = ()
+    """Stop as soon as all before the first of these is committed; none: fill the canvas."""
+    sampling: Sampling | None = None
+    finish: str | None = None
+    """Why it ended: "stop" or "length"; None while it has not."""
+    opened: Range | None = field(default=None, repr=False)
+    """The block whose opening pass has been made."""
+
+    def __post_init__(self) -> None:
+        spots = self.masked.nonzero()[:, 0]
+        if len(spots) == 0:
+            self.finish, self.origin, self.end = "length", len(self.ids), len(self.ids)
+        else:
+            self.origin, self.end = int(spots[0]), int(spots[-1]) + 1
+
+    @property
+    def block(self) -> Range:
+        """The first block that holds a mask."""
+        first = int(self.masked.int().argmax())
+        start = first - (first - self.origin) % self.block_size
+        return Range(start, min(start + self.block_size, self.end))
+
+    def apply(self, step: Step) -> None:
+        """Write what was committed; see whether that is the end."""
+        for position, token in step.commits.items():
+            self.ids[position] = token
+            self.masked[position] = False
+        left = self.masked.nonzero()
+        known = int(left[0]) if len(left) else self.end
+        if torch.isin(self.ids[self.origin : known], torch.tensor(self.end_ids)).any():
+            self.finish = "stop"
+        elif not len(left):
+            self.finish = "length"
+
+
+class Reader(Protocol):
+    """A model as the engine sees it: logits at chosen positions of some rows."""
+
+    def windows(self, rows: Sequence[Row]) -> list[Range]:
+        """Which positions of each row the next pass recomputes."""
+
+    def read(
+        self, rows: Sequence[Row], windows: Sequence[Range], spots: Sequence[Tensor]
+    ) -> Float[Tensor, "wanted vocab"]:
+        """The logits of each row's spots, row after row."""
+
+    def keep_only(self, rows: Sequence[Row]) -> None:
+        """Forget every other row."""
+
+
+def denoise(reader: Reader, rows: list[Row], forbidden: Sequence[int]) -> Iterator[Step]:
+    """Algorithm 1 over rows that each stand in their own block. Lines of the paper on the right.
+
+    The list is the caller's: rows may be added to it and taken from it between steps. A row that
+    is done costs nothing more.
+    """
+    while active := [row for row in rows if row.finish is None]:  # 2, 4: a block, a mask is left
+        reader.keep_only(active)
+        for group in _by_phase(active):
+            blocks, windows = [row.block for row in group], reader.windows(group)  # 3: refresh
+            spots = [
+                row.masked[block.start : block.stop].nonzero()[:, 0] + block.start
+                for row, block in zip(group, blocks, strict=True)
+            ]
+            logits = reader.read(group, windows, spots)  # 5
+            profile = _profile(logits, group, spots, forbidden)  # 6-9
+            committed = _select(profile, group)  # 10-19
+            told = _tell(profile, committed, group, spots)
+            for row, block, window, what in zip(group, blocks, windows, told, strict=True):
+                step = Step(row.number, block, window, **what)
+                row.opened = block
+                row.apply(step)  # 20: reveal
+                yield step
+
+
+def _by_phase(rows: list[Row]) -> list[list[Row]]:
+    """Rows that open a block read their whole canvas: a pass of their own, or all would."""
+    opening = [row for row in rows if row.opened != row.block]
+    inside = [row for row in rows if row.opened == row.block]
+    return [group for group in (opening, inside) if group]
+
+
+def _profile(
+    logits: Float[Tensor, "wanted vocab"],
+    rows: Sequence[Row],
+    spots: Sequence[Tensor],
+    forbidden: Sequence[int],
+) -> Profile:
+    """One row of the profile per row of the batch, padded on the right with unmasked positions."""
+    counts = [len(s) for s in spots]
+    entropy = any(row.select.needs_entropy for row in rows)
+    draws = [row.sampling for row in rows]
+    if any(draws):  # a row's noise must not depend on its neighbours: one after the other
+        parts = list(zip(torch.split(logits, counts), draws, strict=True))
+    else:
+        parts = [(logits, None)]
+    read = [
+        predict(part, forbidden=forbidden, entropy=entropy, sampling=draw, check=False)
+        for part, draw in parts
+    ]
+    masked = (torch.arange(max(counts)) < torch.tensor(counts)[:, None]).to(logits.device)
+
+    def padded(values: list[Tensor]) -> Tensor:
+        flat = torch.cat(values)
+        return flat.new_zeros(masked.shape).masked_scatter(masked, flat)
+
+    return Profile(
+        token=padded([p.token for p in read]),
+        doubt=padded([p.doubt for p in read]),
+        runner_up=padded([p.runner_up for p in read if p.runner_up is not None]),
+        entropy=padded([p.entropy for p in read if p.entropy is not None]) if entropy else None,
+        masked=masked,
+    )
+
+
+def _select(profile: Profile, rows: Sequence[Row]) -> Bool[Tensor, "rows positions"]:
+    """Each row by its own rule; one call if they share it."""
+    rules = {row.select for row in rows}
+    committed = torch.zeros_like(profile.masked)
+    for rule in rules:
+        mine = torch.tensor([row.select == rule for row in rows], device=committed.device)
+        committed = torch.where(mine[:, None], rule(profile), committed)
+    return committed
+
+
+def _tell(
+    profile: Profile, committed: Tensor, rows: Sequence[Row], spots: Sequence[Tensor]
+) -> list[dict[str, Any]]:
+    """Bring the decision to the host, in the step's one transfer."""
+    doubt_bits = profile.doubt.view(torch.int32)
+    packed = torch.stack((profile.token, committed.long(), doubt_bits.long())).cpu()
+    doubts = packed[2].int().view(torch.float32)
+    told = []
+    for i, (row, where) in enumerate(zip(rows, spots, strict=True)):
+        n = len(where)
+        bad = doubts[i, :n].isnan()
+        if bad.any():
+            raise LogitsError(
+                f"row {row.number}: the logits at position {int(where[bad][0])} hold a NaN or "
+                "+inf, or nothing but -inf; try dtype float32, or look at the checkpoint"
+            )
+        told.append(
+            {
+                "positions": tuple(where.tolist()),
+                "tokens": tuple(packed[0, i, :n].tolist()),
+                "doubts": tuple(doubts[i, :n].tolist()),
+                "committed": tuple(packed[1, i, :n].bool().tolist()),
+            }
+        )
+    return told
+
+
+# --- Models ------------------------------------------------------------------------------------
+
+
+class CachedReader:
+    """Our transformer under a cache policy."""
+
+    def __init__(self, model: Transformer, cache: str) -> None:
+        self.model, self.policy, self.shift = model, check_policy(cache), int(model.config.shift)
+        weight = model.embed.weight
+        self.device = weight.device
+        self.cache = KVCache(model.config, weight.device, weight.dtype) if cache != "none" else None
+        self.lanes: dict[Row, int] = {}
+
+    def keep_only(self, rows: Sequence[Row]) -> None:
+        """Give back the lanes of the others."""
+        for row in [row for row in self.lanes if row not in rows]:
+            lane = self.lanes.pop(row)
+            if self.cache:
+                self.cache.give_back(lane)
+
+    def windows(self, rows: Sequence[Row]) -> list[Range]:
+        """The policy's range, one position earlier if the head is shifted."""
+        found = []
+        for row in rows:
+            block, length = row.block, len(row.ids)
+            opening = row.opened != block
+            window = POLICIES["none" if opening else self.policy](block, length)
+            found.append(Range(max(0, window.start - self.shift), window.stop))
+        return found
+
+    @torch.inference_mode()
+    def read(
+        self, rows: Sequence[Row], windows: Sequence[Range], spots: Sequence[Tensor]
+    ) -> Float[Tensor, "wanted vocab"]:
+        """One forward pass; the head only where it is wanted."""
+        widest = max(len(window) for window in windows)
+        ids = torch.zeros(len(rows), widest, dtype=torch.long)
+        positions = torch.full((len(rows), widest), -1)
+        for i, (row, window) in enumerate(zip(rows, windows, strict=True)):
+            ids[i, : len(window)] = row.ids[window.start : window.stop]
+            positions[i, : len(window)] = torch.arange(window.start, window.stop)
+        positions = positions.to(self.device)
+        memory = self._memory(rows, positions)
+        hidden = self.model(ids.to(self.device), positions.clamp(min=0), memory)
+
+        where = torch.cat(
+            [
+                i * widest + spot - self.shift - window.start
+                for i, (spot, window) in enumerate(zip(spots, windows, strict=True))
+            ]
+        )
+        logits: Tensor = self.model.head(hidden.flatten(0, 1)[where.to(self.device)])
+        return logits
+
+    def _memory(self, rows: Sequence[Row], positions: Int[Tensor, "rows window"]) -> Any:
+        lengths = [len(row.ids) for row in rows]
+        longest = max(lengths)
+        mask = None
+        if min(lengths) < longest:
+            keys = torch.arange(longest) < torch.tensor(lengths)[:, None]
+            mask = keys[:, None, None].to(self.device)
+        if self.cache is None:
+            return Fresh(mask)
+        for row in rows:
+            if row not in self.lanes:
+                self.lanes[row] = self.cache.take(len(row.ids))
+        return self.cache.view([self.lanes[row] for row in rows], positions, longest, mask)
+
+
+class ForeignReader:
+    """Anything called as `model(ids) -> logits`, or an object with `.logits`. No cache."""
+
+    def __init__(
+        self,
+        model: Callable[[Tensor], Any],
+        *,
+        device: torch.device | str = "cpu",
+        shift: bool = False,
+    ) -> None:
+        self.model, self.device, self.shift = model, device, int(shift)
+
+    def keep_only(self, rows: Sequence[Row]) -> None:
+        """Nothing is kept anyway."""
+
+    def windows(self, rows: Sequence[Row]) -> list[Range]:
+        """Always the whole canvas."""
+        return [Range(0, len(row.ids)) for row in rows]
+
+    @torch.inference_mode()
+    def read(
+        self, rows: Sequence[Row], windows: Sequence[Range], spots: Sequence[Tensor]
+    ) -> Float[Tensor, "wanted vocab"]:
+        """A pass per length: nobody knows what a foreign model does with padding."""
+        found: dict[Row, Tensor] = {}
+        for length in sorted({len(row.ids) for row in rows}):
+            same = [i for i, row in enumerate(rows) if len(row.ids) == length]
+            ids = torch.stack([rows[i].ids for i in same]).to(self.device)
+            out = self.model(ids)
+            logits: Tensor = getattr(out, "logits", out)
+            if logits.shape[:2] != ids.shape:
+                raise InputError(
+                    f"the model returned logits of shape {tuple(logits.shape)} for ids of shape "
+                    f"{tuple(ids.shape)}; wanted (batch, length, vocabulary)"
+                )
+            for k, i in enumerate(same):
+                found[rows[i]] = logits[k, spots[i].to(logits.device) - self.shift]
+        return torch.cat([found[row] for row in rows])

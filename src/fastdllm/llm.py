@@ -1,0 +1,281 @@
+"""LLM: a model and its tokenizer, ready to generate."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from fastdllm.denoise import CachedReader, ForeignReader, Reader, Row, Step, denoise
+from fastdllm.errors import CheckpointError, InputError
+from fastdllm.generation import Completion, Generation, Usage
+from fastdllm.models.loading import Progress, find_folder, load_config, load_model
+from fastdllm.models.transformer import Transformer
+from fastdllm.tokenizer import Message, Tokenizer, split_holes, stable
+from fastdllm.tracing import Trace
+
+Prompt = str | Sequence[int] | Tensor | Sequence[Message]
+"""Text as it stands, token ids, or chat messages."""
+
+
+class LLM:
+    """A masked diffusion language model.
+
+    llm = LLM.load("path/to/LLaDA-8B-Instruct")
+    done = llm.generate("Tom has 12 apples ...", Generation(select="frechet:0.25", cache="dual"))
+    print(done.text, done.usage.nfe, done.usage.tokens_per_nfe)
+    """
+
+    def __init__(
+        self,
+        model: Transformer | Callable[[Tensor], Any],
+        tokenizer: Tokenizer | None = None,
+        *,
+        mask_id: int | None = None,
+        end_ids: Sequence[int] | None = None,
+        shift: bool = False,
+        name: str = "model",
+    ) -> None:
+        """Also for a foreign model, anything called as `model(ids) -> logits`: no cache then."""
+        self.model, self.tokenizer, self.name, self.shift = model, tokenizer, name, shift
+        known_mask: int | None = None
+        known_ends: tuple[int, ...] = ()
+        self.vocab: int | None = None
+        self.context: int | None = None
+        self.device = torch.device("cpu")
+        if isinstance(model, Transformer):
+            config = model.config
+            known_mask, known_ends = config.mask_id, config.end_ids
+            self.vocab, self.context = config.vocab, config.context
+            self.device, self.shift = model.embed.weight.device, config.shift
+        elif isinstance(model, torch.nn.Module):
+            self.device = next((p.device for p in model.parameters()), self.device)
+        if tokenizer is not None:
+            known_mask = tokenizer.mask_id if known_mask is None else known_mask
+            known_ends = (*known_ends, *tokenizer.end_ids)
+        mask = known_mask if mask_id is None else mask_id
+        if mask is None:
+            raise CheckpointError(
+                "neither config.json nor the tokenizer names a mask token; give mask_id="
+            )
+        self.mask_id = mask
+        ends = known_ends if end_ids is None else end_ids
+        self.end_ids = tuple(dict.fromkeys(ends))
+
+    @classmethod
+    def load(
+        cls,
+        name: str | Path,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        progress: Progress | None = None,
+    ) -> "LLM":
+        """A model folder or a hub id. Strict: a checkpoint that does not fit does not load."""
+        folder = find_folder(name)
+        load_config(folder)  # its errors come before the tokenizer's
+        tokenizer = Tokenizer.load(folder)
+        model = load_model(folder, dtype, device, progress)
+        return cls(model, tokenizer, name=str(name))
+
+    # --- Generating ----------------------------------------------------------------------------
+
+    @overload
+    def generate(
+        self, prompt: str, settings: Generation = ..., *, trace: bool = ...
+    ) -> Completion: ...
+    @overload
+    def generate(self, prompt: Any, settings: Generation = ..., *, trace: bool = ...) -> Any: ...
+    def generate(
+        self, prompt: Any, settings: Generation | None = None, *, trace: bool = False
+    ) -> Any:
+        """A completion for a prompt, or a list of them for a list of prompts, decoded together."""
+        many = _is_many(prompt)
+        prompts = list(prompt) if many else [prompt]
+        settings = settings or Generation()
+        rows = [self.row(p, settings, number) for number, p in enumerate(prompts)]
+        done = self._complete(rows, settings, trace)
+        return done if many else done[0]
+
+    def infill(
+        self, text: str, settings: Generation | None = None, *, trace: bool = False
+    ) -> Completion:
+        """Fill the holes of a text, each written as [MASK:24] for 24 tokens.
+
+        The completion's text is the whole of it, its tokens are those of the holes.
+        """
+        settings = replace(settings or Generation(), early_stop=False, stop=())
+        ids: list[int] = []
+        masked: list[bool] = []
+        for piece in split_holes(text):
+            new = [self.mask_id] * piece if isinstance(piece, int) else self._encode(piece)
+            ids += new
+            masked += [isinstance(piece, int)] * len(new)
+        row = self._row(ids, masked, settings, 0)
+        done = self._complete([row], settings, trace)[0]
+        whole = self.tokenizer.decode(row.ids.tolist()) if self.tokenizer else ""
+        filled = tuple(row.ids[torch.tensor(masked)].tolist())
+        return replace(
+            done, text=whole, tokens=filled, usage=replace(done.usage, tokens=len(filled))
+        )
+
+    def stream(self, prompt: Prompt, settings: Generation | None = None) -> Iterator[str]:
+        """Pieces of text, each as soon as nothing before it can change any more."""
+        settings = settings or Generation()
+        row = self.row(prompt, settings)
+        sent = ""
+        for _ in self.run([row], settings):
+            text = self._text(row, settings)
+            if row.finish is None:
+                text = _hold_back(text, settings.stops)
+            if len(text) > len(sent):
+                yield text[len(sent) :]
+                sent = text
+
+    def steps(self, prompt: Any, settings: Generation | None = None) -> Iterator[Step]:
+        """The primitive: every step of every row, as it happens."""
+        settings = settings or Generation()
+        prompts = list(prompt) if _is_many(prompt) else [prompt]
+        rows = [self.row(p, settings, number) for number, p in enumerate(prompts)]
+        yield from self.run(rows, settings)
+
+    def row(self, prompt: Prompt, settings: Generation, number: int = 0) -> Row:
+        """A canvas: the prompt, then `max_tokens` masks."""
+        ids = self._ids(prompt)
+        if not ids:
+            raise InputError("the prompt is empty; give at least one token")
+        masked = [False] * len(ids) + [True] * settings.max_tokens
+        return self._row(ids + [self.mask_id] * settings.max_tokens, masked, settings, number)
+
+    def run(self, rows: list[Row], settings: Generation) -> Iterator[Step]:
+        """Denoise a live list of rows; a row also ends at its first stop string."""
+        for step in denoise(self.reader(settings.cache), rows, (self.mask_id,)):
+            if settings.stops:
+                row = next(row for row in rows if row.number == step.row)
+                if row.finish is None and _first_stop(self._known(row), settings.stops) is not None:
+                    row.finish = "stop"
+            yield step
+
+    def reader(self, cache: str) -> Reader:
+        """The model under a cache policy."""
+        if isinstance(self.model, Transformer):
+            return CachedReader(self.model, cache)
+        return ForeignReader(self.model, device=self.device, shift=self.shift)
+
+    # --- From prompts to rows, from rows to completions ----------------------------------------
+
+    def _encode(self, text: str) -> list[int]:
+        if self.tokenizer is None:
+            raise InputError(
+                f"{self.name} has no tokenizer, so text cannot be read; give token ids"
+            )
+        return self.tokenizer.encode(text)
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self._encode(prompt)
+        if isinstance(prompt, Tensor):
+            return [int(i) for i in prompt.flatten()]
+        if prompt and isinstance(prompt[0], Mapping):
+            if self.tokenizer is None:
+                raise InputError(f"{self.name} has no tokenizer, so it cannot chat; give token ids")
+            return self._encode(self.tokenizer.chat(prompt))  # type: ignore[arg-type]
+        return [int(i) for i in prompt]  # type: ignore[arg-type]
+
+    def _row(self, ids: list[int], masked: list[bool], settings: Generation, number: int) -> Row:
+        if self.context is not None and len(ids) > self.context:
+            raise InputError(
+                f"prompt and new tokens make a canvas of {len(ids)}, more than the model's context "
+                f"of {self.context}; shorten the prompt or lower max_tokens"
+            )
+        if self.vocab is not None and not all(0 <= i < self.vocab for i in ids):
+            bad = next(i for i in ids if not 0 <= i < self.vocab)
+            raise InputError(
+                f"token id {bad} is outside the vocabulary; wanted 0 <= id < {self.vocab}"
+            )
+        if self.shift and masked[0]:
+            raise InputError("this model reads position i at i - 1, so the first cannot be a hole")
+        return Row(
+            number,
+            torch.tensor(ids),
+            torch.tensor(masked),
+            settings.rule,
+            settings.block_size,
+            end_ids=self.end_ids if settings.early_stop else (),
+            sampling=settings.sampling(self.device),
+        )
+
+    def _complete(self, rows: list[Row], settings: Generation, trace: bool) -> list[Completion]:
+        canvases = [tuple(row.ids.tolist()) for row in rows]
+        steps: list[list[Step]] = [[] for _ in rows]
+        seconds = [0.0] * len(rows)
+        start = time.perf_counter()
+        for step in self.run(rows, settings):
+            steps[step.row].append(step)
+            seconds[step.row] = time.perf_counter() - start
+        done = []
+        for row, canvas, taken, spent in zip(rows, canvases, steps, seconds, strict=True):
+            tokens = self._generated(row)
+            usage = Usage(len(taken), row.origin, len(tokens), spent)
+            kept = self._trace(row, canvas, taken, settings) if trace else None
+            done.append(
+                Completion(self._text(row, settings), tokens, row.finish or "length", usage, kept)
+            )
+        return done
+
+    def _trace(
+        self, row: Row, canvas: tuple[int, ...], steps: list[Step], settings: Generation
+    ) -> Trace:
+        seen = {*canvas, *(token for step in steps for token in step.tokens)}
+        pieces = {i: self.tokenizer.piece(i) for i in sorted(seen)} if self.tokenizer else {}
+        return Trace(
+            model=self.name,
+            select=str(settings.rule),
+            cache=settings.cache,
+            block_size=settings.block_size,
+            canvas=canvas,
+            origin=row.origin,
+            mask_id=self.mask_id,
+            pieces=pieces,
+            steps=tuple(steps),
+        )
+
+    def _generated(self, row: Row) -> tuple[int, ...]:
+        """The tokens that are known without a gap, up to the end of text."""
+        left = row.masked.nonzero()
+        known = row.ids[row.origin : int(left[0]) if len(left) else row.end].tolist()
+        ends = [i for i, token in enumerate(known) if token in self.end_ids]
+        return tuple(known[: ends[0]] if ends else known)
+
+    def _known(self, row: Row) -> str:
+        return stable(self.tokenizer.decode(self._generated(row))) if self.tokenizer else ""
+
+    def _text(self, row: Row, settings: Generation) -> str:
+        """What is known of the text, cut at the first stop string."""
+        text = self._known(row)
+        return text[: _first_stop(text, settings.stops)]
+
+
+def _is_many(prompt: Any) -> bool:
+    """A list of prompts; a list of numbers or of messages is one."""
+    if isinstance(prompt, str | Tensor):
+        return isinstance(prompt, Tensor) and prompt.ndim == 2
+    return bool(prompt) and not isinstance(prompt[0], int | Mapping)
+
+
+def _first_stop(text: str, stop: tuple[str, ...]) -> int | None:
+    found = [at for at in (text.find(s) for s in stop) if at >= 0]
+    return min(found, default=None)
+
+
+def _hold_back(text: str, stop: tuple[str, ...]) -> str:
+    """Without an ending that may turn out to be the start of a stop string."""
+    for s in stop:
+        for n in range(len(s) - 1, 0, -1):
+            if text.endswith(s[:n]):
+                text = text[:-n]
+                break
+    return text
