@@ -1,5 +1,9 @@
 """Fast-dLLM++: faster decoding for masked diffusion language models, with a certificate.
 
+    from fastdllm import LLM, Generation
+    llm = LLM.load("path/to/checkpoint")         a folder or a hub id
+    llm.generate("Tom has 12 ...", Generation(select="frechet:0.25", cache="dual"))
+
     from fastdllm import Frechet
     Frechet(0.25).commit(confidence, masked)     a decision for any decoder's confidences
 
@@ -14,7 +18,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fastdllm.errors import FastDLLMError, InputError, LogitsError
+    from fastdllm.errors import CheckpointError, FastDLLMError, InputError, LogitsError
+    from fastdllm.generation import Completion, Generation, Usage
+    from fastdllm.llm import LLM
     from fastdllm.selection import (
         Entropy,
         Exact,
@@ -30,19 +36,45 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
+_HOME = {
+    "CheckpointError": "errors",
+    "Completion": "generation",
+    "Entropy": "selection",
+    "Exact": "selection",
+    "Factor": "selection",
+    "FastDLLMError": "errors",
+    "Frechet": "selection",
+    "Full": "selection",
+    "Generation": "generation",
+    "InputError": "errors",
+    "LLM": "llm",
+    "LogitsError": "errors",
+    "Profile": "selection",
+    "Selector": "selection",
+    "Threshold": "selection",
+    "TopK": "selection",
+    "Usage": "generation",
+    "parse": "selection",
+}
+
 __all__ = [
+    "LLM",
+    "CheckpointError",
+    "Completion",
     "Entropy",
     "Exact",
     "Factor",
     "FastDLLMError",
     "Frechet",
     "Full",
+    "Generation",
     "InputError",
     "LogitsError",
     "Profile",
     "Selector",
     "Threshold",
     "TopK",
+    "Usage",
     "__version__",
     "parse",
 ]
@@ -50,7 +82,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import on first use: `fastdllm --help` should not wait for torch."""
-    if name not in __all__:
+    if name not in _HOME:
         raise AttributeError(f"module 'fastdllm' has no attribute '{name}'")
-    home = "errors" if name.endswith("Error") else "selection"
-    return getattr(import_module(f"fastdllm.{home}"), name)
+    return getattr(import_module(f"fastdllm.{_HOME[name]}"), name)

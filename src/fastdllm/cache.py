@@ -17,7 +17,10 @@ from torch import Tensor
 from fastdllm.errors import InputError, did_you_mean
 from fastdllm.models.config import ModelConfig
 
-KeysOrValues = Float[Tensor, "rows kv_heads positions head_dim"]
+New = Float[Tensor, "rows kv_heads window head_dim"]
+"""A window's keys or values."""
+All = Float[Tensor, "rows kv_heads keys head_dim"]
+"""All there are."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,7 @@ class Fresh:
     def __init__(self, mask: Bool[Tensor, "rows 1 1 keys"] | None) -> None:
         self.mask = mask
 
-    def update(
-        self, layer: int, k: KeysOrValues, v: KeysOrValues
-    ) -> tuple[KeysOrValues, KeysOrValues]:
+    def update(self, layer: int, k: New, v: New) -> tuple[All, All]:
         """Only the window itself."""
         return k, v
 
@@ -136,12 +137,10 @@ class CacheView:
     whole: bool
     """The rows are all the lanes there are, in order: nothing needs to be picked out."""
 
-    def update(
-        self, layer: int, k: KeysOrValues, v: KeysOrValues
-    ) -> tuple[KeysOrValues, KeysOrValues]:
+    def update(self, layer: int, k: New, v: New) -> tuple[All, All]:
         """Write the window into its slots and read every slot of these lanes."""
         return self._put(self.cache.keys[layer], k), self._put(self.cache.values[layer], v)
 
-    def _put(self, buffer: Tensor, new: Tensor) -> Tensor:
+    def _put(self, buffer: Tensor, new: New) -> All:
         buffer[self.lanes[:, None], :, self.slots] = new.transpose(1, 2)
         return (buffer if self.whole else buffer[self.lanes])[:, :, : self.seen]

@@ -2,12 +2,17 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fastdllm import __version__
 from fastdllm.errors import FastDLLMError, InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from fastdllm.generation import Completion, Generation
+    from fastdllm.llm import LLM
+    from fastdllm.tokenizer import Message
 
 app = typer.Typer(
     help="Faster decoding for masked diffusion language models, with a certificate.",
@@ -28,6 +33,9 @@ def main() -> None:
     except FastDLLMError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 @app.callback(invoke_without_command=True)
@@ -37,6 +45,166 @@ def _root(
     if version:
         print(f"fastdllm {__version__}")
         raise typer.Exit
+
+
+Model = Annotated[str, typer.Option("--model", "-m", help="A model folder, or a hub id.")]
+Select = Annotated[str, typer.Option(help="The rule; `fastdllm rules` lists them.")]
+Cache = Annotated[str, typer.Option(help="none, prefix or dual.")]
+MaxTokens = Annotated[int, typer.Option(help="New tokens at most.")]
+BlockSize = Annotated[int, typer.Option(help="Tokens in a block.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+
+
+@app.command()
+def generate(
+    prompt: Annotated[
+        str, typer.Argument(help="The prompt; - or nothing reads it from stdin.")
+    ] = "-",
+    model: Model = "",
+    select: Select = "frechet:0.25",
+    cache: Cache = "prefix",
+    max_tokens: MaxTokens = 256,
+    block_size: BlockSize = 32,
+    temperature: Annotated[float, typer.Option(help="0 takes the best token.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Draw from this much of the probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Draw from this many of the best; 0: all.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer.")] = None,
+    early_stop: Annotated[bool, typer.Option(help="Stop at the end of text.")] = True,
+    raw: Annotated[bool, typer.Option("--raw", help="No chat template around the prompt.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the canvas filling in.")] = False,
+    trace: Annotated[Path | None, typer.Option(help="Save every step to this file.")] = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Answer a prompt. The text goes to stdout, what it took to stderr.
+
+    A prompt with holes such as "def f(x): [MASK:24] return y" is filled in instead.
+    """
+    from fastdllm.generation import Generation
+    from fastdllm.tokenizer import HOLE
+
+    settings = Generation(
+        max_tokens, block_size, select, cache, temperature, top_p, top_k, seed,
+        tuple(stop or ()), early_stop,
+    )  # fmt: skip
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text.strip():
+        raise InputError("the prompt is empty; write it after `generate`, or pipe it in")
+    llm = _load(model, dtype, device)
+    if HOLE.search(text):
+        done = llm.infill(text, settings, trace=trace is not None)
+        print(done.text)
+    else:
+        done = _answer(llm, _prompt(llm, text, raw), settings, watch, trace is not None)
+    _report(done)
+    if trace is not None and done.trace is not None:
+        done.trace.save(trace)
+        print(f"trace: {trace}; look at it with: fastdllm trace {trace}", file=sys.stderr)
+
+
+def _prompt(llm: "LLM", text: str, raw: bool) -> "str | list[Message]":
+    """A chat turn if the checkpoint chats."""
+    chats = not raw and llm.tokenizer is not None and llm.tokenizer.template
+    return [{"role": "user", "content": text}] if chats else text
+
+
+def _load(model: str, dtype: str, device: str) -> "LLM":
+    """Load with a progress bar, on stderr so that stdout stays the answer."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from fastdllm.llm import LLM
+
+    if not model:
+        raise InputError("no model was named; give --model with a folder or a hub id")
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+        return LLM.load(
+            model,
+            dtype=dtype,
+            device=device,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+
+
+def _answer(
+    llm: "LLM", prompt: "str | list[Message]", settings: "Generation", watch: bool, trace: bool
+) -> "Completion":
+    """Print the answer while it comes into being."""
+    from fastdllm.llm import Run
+    from fastdllm.viz.terminal import watch as show
+
+    row = llm.row(prompt, settings)
+    run = Run(llm, row, settings, trace)
+    if watch:
+        show(llm, row, run.steps())
+    else:
+        sent = ""
+        for _ in run.steps():
+            text = run.stable_text()
+            print(text[len(sent) :], end="", flush=True)
+            sent = text
+        print()
+    return run.completion()
+
+
+def _report(done: "Completion") -> None:
+    u = done.usage
+    print(
+        f"[{u.tokens} tokens, {u.nfe} forward passes, {u.tokens_per_nfe:.2f} tokens a pass, "
+        f"{u.seconds:.2f} s, {u.tokens_per_second:.1f} tokens/s, ended by {done.finish_reason}]",
+        file=sys.stderr,
+    )
+
+
+@app.command()
+def chat(
+    model: Model = "",
+    select: Select = "frechet:0.25",
+    cache: Cache = "prefix",
+    max_tokens: MaxTokens = 256,
+    block_size: BlockSize = 32,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Talk to a model. Inside: /select RULE, /cache NAME, /tokens N, /reset, /help, /quit."""
+    from fastdllm.generation import Generation
+    from fastdllm.viz.chat import converse
+
+    settings = Generation(max_tokens, block_size, select, cache)
+    converse(_load(model, dtype, device), settings)
+
+
+@app.command()
+def trace(
+    file: Annotated[Path, typer.Argument(help="A trace saved by `generate --trace`.")],
+    output: Annotated[
+        Path | None, typer.Option(help="The page; beside the trace if left out.")
+    ] = None,
+) -> None:
+    """Turn a saved trace into a page to look at: canvas, profile, score, tokens per step."""
+    from fastdllm.tracing import Trace
+    from fastdllm.viz.html import write_page
+
+    page = output or file.with_suffix(".html")
+    write_page(Trace.load(file), page)
+    print(page)
+
+
+@app.command()
+def inspect(
+    model: Annotated[str, typer.Argument(help="A model folder, or a hub id.")],
+    length: Annotated[int, typer.Option(min=1, help="Prompt and new tokens together.")] = 1024,
+    batch: Annotated[int, typer.Option(min=1, help="Rows at once.")] = 1,
+    block_size: BlockSize = 32,
+    dtype: Dtype = "auto",
+) -> None:
+    """Say what a checkpoint is and what it will take, without loading it."""
+    from fastdllm.models.inspect import describe
+
+    describe(model, dtype, length, batch, block_size)
 
 
 @app.command()

@@ -1,14 +1,38 @@
-"""Fast-dLLM's own shapes, for code that was written around them."""
+"""Fast-dLLM's own functions and shapes: a user of that code changes one import.
+
+    from fastdllm.compat import generate, generate_with_prefix_cache, generate_with_dual_cache
+    x, nfe = generate_with_prefix_cache(model, prompt, steps=128, gen_length=128, block_length=32,
+                                        threshold=0.9)
+
+`model` is an `LLM`, its `Transformer`, or a foreign model (without a cache, then). Deliberate
+differences from that code:
+
+- factor is the rule as written; theirs also commits the last masked token when only that one fails.
+- no mask is ever left in the result; their dual cache returns masks when the steps run out, and
+  there `steps` bounds the passes of threshold and factor too. Here it only sets the fixed schedule.
+- the mask token is never proposed; masks inside the prompt are evidence and stay.
+- rows of a batch stand in their own block and do not influence each other. `nfe` is the number of
+  passes of the row that took the most.
+- decisions are taken on float32 doubts, not on float64 soft-maxes of the whole canvas.
+- no early stop, as theirs: the canvas is filled to the end.
+- `remasking` must be "low_confidence"; their "random" is not offered.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from fastdllm.denoise import denoise
 from fastdllm.errors import InputError
+from fastdllm.generation import Generation
+from fastdllm.llm import LLM
+from fastdllm.models.transformer import Transformer
 from fastdllm.predict import predict
-from fastdllm.selection import Profile, Selector, parse
+from fastdllm.selection import Factor, Frechet, Mask, Profile, Selector, Threshold, parse
 
 TransferFunction = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -55,3 +79,86 @@ def transfer_function(select: Selector | str, *, mask_id: int) -> TransferFuncti
         return x0, rule(profile)
 
     return transfer
+
+
+@dataclass(frozen=True)
+class Schedule(Selector):
+    """Fast-dLLM's fixed schedule: a block of `size` in `steps` passes, the larger shares first."""
+
+    size: int
+    steps: int
+    name = "schedule"
+
+    def __post_init__(self) -> None:
+        """Both were checked by `_generate`."""
+
+    def _accept(self, ranked: Profile) -> Mask:
+        shares = [self.size // self.steps] * self.steps
+        for i in range(self.size % self.steps):
+            shares[i] += 1
+        # How many go is known from how many are left: before pass i, size - shares[:i] are.
+        table = torch.ones(self.size + 1, dtype=torch.long)
+        left = self.size
+        for share in shares:
+            table[left] = share
+            left -= share
+        count = table.to(ranked.doubt.device)[ranked.masked.sum(dim=-1, keepdim=True)]
+        ranks = torch.arange(1, ranked.doubt.shape[-1] + 1, device=ranked.doubt.device)
+        return ranks <= count
+
+
+def _schedule(steps: int, gen_length: int, block_length: int) -> Schedule:
+    blocks, rest = divmod(gen_length, block_length) if block_length > 0 else (0, 1)
+    if rest or blocks < 1 or steps < blocks or steps % blocks:
+        raise InputError(
+            f"steps {steps}, gen_length {gen_length}, block_length {block_length}; wanted a whole "
+            "number of blocks, and of steps in each; or give a threshold, factor or frechet_margin"
+        )
+    return Schedule(block_length, min(steps // blocks, block_length))
+
+
+def _rule(options: dict[str, float | None]) -> Selector | None:
+    rules = {"threshold": Threshold, "factor": Factor, "frechet_margin": Frechet}
+    given = [rules[name](value) for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise InputError("threshold, factor and frechet_margin exclude each other; give one")
+    return given[0] if given else None
+
+
+def _with_cache(cache: str) -> Callable[..., tuple[Tensor, int]]:
+    def generate(
+        model: Any,
+        prompt: Int[Tensor, "batch length"],
+        steps: int = 128,
+        gen_length: int = 128,
+        block_length: int = 128,
+        temperature: float = 0.0,
+        remasking: str = "low_confidence",
+        mask_id: int = 126336,
+        threshold: float | None = None,
+        factor: float | None = None,
+        frechet_margin: float | None = None,
+    ) -> tuple[Int[Tensor, "batch canvas"], int]:
+        """Prompt ids to the whole canvas and the number of forward passes, as Fast-dLLM's own."""
+        if remasking != "low_confidence":
+            raise InputError(f"remasking is {remasking!r}; only 'low_confidence' is run here")
+        if not isinstance(model, LLM):
+            policy = cache if isinstance(model, Transformer) else "none"
+            llm = LLM(model, mask_id=mask_id)
+        else:
+            llm, policy = LLM(model.model, mask_id=mask_id, shift=model.shift), cache
+        options = {"threshold": threshold, "factor": factor, "frechet_margin": frechet_margin}
+        rule = _rule(options) or _schedule(steps, gen_length, block_length)
+        settings = Generation(gen_length, block_length, rule, policy, temperature, early_stop=False)
+        rows = [llm.row(ids, settings, number) for number, ids in enumerate(prompt)]
+        passes = [0] * len(rows)
+        for step in denoise(llm.reader(policy), rows, (mask_id,)):
+            passes[step.row] += 1
+        return torch.stack([row.ids for row in rows]).to(prompt.device), max(passes, default=0)
+
+    return generate
+
+
+generate = _with_cache("none")
+generate_with_prefix_cache = _with_cache("prefix")
+generate_with_dual_cache = _with_cache("dual")

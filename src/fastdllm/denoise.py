@@ -6,7 +6,7 @@ The number of forward passes a row took is the number of its steps.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -87,6 +87,7 @@ class Row:
             self.finish = "length"
 
 
+@runtime_checkable
 class Reader(Protocol):
     """A model as the engine sees it: logits at chosen positions of some rows."""
 

@@ -125,12 +125,10 @@ class LLM:
     def stream(self, prompt: Prompt, settings: Generation | None = None) -> Iterator[str]:
         """Pieces of text, each as soon as nothing before it can change any more."""
         settings = settings or Generation()
-        row = self.row(prompt, settings)
+        run = Run(self, self.row(prompt, settings), settings)
         sent = ""
-        for _ in self.run([row], settings):
-            text = self._text(row, settings)
-            if row.finish is None:
-                text = _hold_back(text, settings.stops)
+        for _ in run.steps():
+            text = run.stable_text()
             if len(text) > len(sent):
                 yield text[len(sent) :]
                 sent = text
@@ -155,7 +153,10 @@ class LLM:
         for step in denoise(self.reader(settings.cache), rows, (self.mask_id,)):
             if settings.stops:
                 row = next(row for row in rows if row.number == step.row)
-                if row.finish is None and _first_stop(self._known(row), settings.stops) is not None:
+                if (
+                    row.finish is None
+                    and _first_stop(self.known_text(row), settings.stops) is not None
+                ):
                     row.finish = "stop"
             yield step
 
@@ -209,54 +210,78 @@ class LLM:
         )
 
     def _complete(self, rows: list[Row], settings: Generation, trace: bool) -> list[Completion]:
-        canvases = [tuple(row.ids.tolist()) for row in rows]
-        steps: list[list[Step]] = [[] for _ in rows]
-        seconds = [0.0] * len(rows)
-        start = time.perf_counter()
+        runs = [Run(self, row, settings, trace) for row in rows]
         for step in self.run(rows, settings):
-            steps[step.row].append(step)
-            seconds[step.row] = time.perf_counter() - start
-        done = []
-        for row, canvas, taken, spent in zip(rows, canvases, steps, seconds, strict=True):
-            tokens = self._generated(row)
-            usage = Usage(len(taken), row.origin, len(tokens), spent)
-            kept = self._trace(row, canvas, taken, settings) if trace else None
-            done.append(
-                Completion(self._text(row, settings), tokens, row.finish or "length", usage, kept)
-            )
-        return done
+            runs[step.row].note(step)
+        return [run.completion() for run in runs]
 
-    def _trace(
-        self, row: Row, canvas: tuple[int, ...], steps: list[Step], settings: Generation
-    ) -> Trace:
-        seen = {*canvas, *(token for step in steps for token in step.tokens)}
-        pieces = {i: self.tokenizer.piece(i) for i in sorted(seen)} if self.tokenizer else {}
-        return Trace(
-            model=self.name,
-            select=str(settings.rule),
-            cache=settings.cache,
-            block_size=settings.block_size,
-            canvas=canvas,
-            origin=row.origin,
-            mask_id=self.mask_id,
-            pieces=pieces,
-            steps=tuple(steps),
-        )
-
-    def _generated(self, row: Row) -> tuple[int, ...]:
+    def known_tokens(self, row: Row) -> tuple[int, ...]:
         """The tokens that are known without a gap, up to the end of text."""
         left = row.masked.nonzero()
         known = row.ids[row.origin : int(left[0]) if len(left) else row.end].tolist()
         ends = [i for i, token in enumerate(known) if token in self.end_ids]
         return tuple(known[: ends[0]] if ends else known)
 
-    def _known(self, row: Row) -> str:
-        return stable(self.tokenizer.decode(self._generated(row))) if self.tokenizer else ""
+    def known_text(self, row: Row) -> str:
+        """The text of those tokens, without half a character at its end."""
+        return stable(self.tokenizer.decode(self.known_tokens(row))) if self.tokenizer else ""
 
-    def _text(self, row: Row, settings: Generation) -> str:
+
+class Run:
+    """One row on its way: what it took so far, and what is known of its text."""
+
+    def __init__(self, llm: LLM, row: Row, settings: Generation, trace: bool = False) -> None:
+        self.llm, self.row, self.settings, self.trace = llm, row, settings, trace
+        self.canvas = tuple(row.ids.tolist())
+        self.taken: list[Step] = []
+        self.nfe = 0
+        self.start = time.perf_counter()
+        self.seconds = 0.0
+
+    def steps(self) -> Iterator[Step]:
+        """Run this row by itself."""
+        for step in self.llm.run([self.row], self.settings):
+            self.note(step)
+            yield step
+
+    def note(self, step: Step) -> None:
+        """Take a step of this row into account."""
+        self.nfe += 1
+        self.seconds = time.perf_counter() - self.start
+        if self.trace:
+            self.taken.append(step)
+
+    def text(self) -> str:
         """What is known of the text, cut at the first stop string."""
-        text = self._known(row)
-        return text[: _first_stop(text, settings.stops)]
+        text = self.llm.known_text(self.row)
+        return text[: _first_stop(text, self.settings.stops)]
+
+    def stable_text(self) -> str:
+        """What nothing can change any more: half a stop string is held back."""
+        text = self.text()
+        return _hold_back(text, self.settings.stops) if self.row.finish is None else text
+
+    def completion(self) -> Completion:
+        """The result."""
+        tokens = self.llm.known_tokens(self.row)
+        usage = Usage(self.nfe, self.row.origin, len(tokens), self.seconds)
+        kept = self._trace() if self.trace else None
+        return Completion(self.text(), tokens, self.row.finish or "length", usage, kept)
+
+    def _trace(self) -> Trace:
+        seen = {*self.canvas, *(token for step in self.taken for token in step.tokens)}
+        tokenizer = self.llm.tokenizer
+        return Trace(
+            model=self.llm.name,
+            select=str(self.settings.rule),
+            cache=self.settings.cache,
+            block_size=self.settings.block_size,
+            canvas=self.canvas,
+            origin=self.row.origin,
+            mask_id=self.llm.mask_id,
+            pieces={i: tokenizer.piece(i) for i in sorted(seen)} if tokenizer else {},
+            steps=tuple(self.taken),
+        )
 
 
 def _is_many(prompt: Any) -> bool:

@@ -134,8 +134,13 @@ def read_config(raw: Json, generation: Json | None = None) -> ModelConfig:
             )
     values = {ours: _read(raw, theirs) for ours, theirs in family.keys.items()}
     values["kv_heads"] = values["kv_heads"] or values["heads"]
+    _check_whole(values, "layers", "width", "heads", "kv_heads", "mlp", "vocab", "context")
     values["head_dim"] = values["head_dim"] or values["width"] // values["heads"]
-    _check_shape(values)
+    _check_whole(values, "head_dim")
+    if values["heads"] % values["kv_heads"]:
+        raise CheckpointError(
+            f"config.json: {values['heads']} heads cannot share {values['kv_heads']} key heads"
+        )
     switches = {**family.switches, **({"shift": raw["shift"]} if "shift" in raw else {})}
     return ModelConfig(
         family=kind,
@@ -156,16 +161,12 @@ def _read(raw: Json, key: Any) -> Any:
     raise CheckpointError(f"config.json: the key '{name}' is missing; is this the whole file?")
 
 
-def _check_shape(values: Json) -> None:
-    for name in ("layers", "width", "heads", "kv_heads", "head_dim", "mlp", "vocab", "context"):
+def _check_whole(values: Json, *names: str) -> None:
+    for name in names:
         if not isinstance(values[name], int) or values[name] < 1:
             raise CheckpointError(
                 f"config.json: {name} is {values[name]!r}; wanted a whole number of at least 1"
             )
-    if values["heads"] % values["kv_heads"]:
-        raise CheckpointError(
-            f"config.json: {values['heads']} heads cannot share {values['kv_heads']} key heads"
-        )
 
 
 def _first(*values: int | None) -> int | None:

@@ -4,7 +4,7 @@ It knows nothing of caches. A layer hands its keys and values to a `Memory`, whi
 that the window may attend to: the same ones, or those and what an earlier pass left.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ Heads = Float[Tensor, "rows heads window head_dim"]
 Keys = Float[Tensor, "rows kv_heads keys head_dim"]
 
 
+@runtime_checkable
 class Memory(Protocol):
     """Where keys and values go between a layer's projections and its attention."""
 

@@ -1,0 +1,1 @@
+"""Traces and canvases for people to look at."""
