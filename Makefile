@@ -27,6 +27,8 @@ lint: $(READY)
 bench: $(READY)
 	@echo "==> logits to profile, against the usual way, on this machine"
 	@$(BIN)/python benchmarks/predict.py
+	@echo "==> whole decoding, against a straightforward decoder"
+	@$(BIN)/python benchmarks/decode.py
 
 figures: $(READY)
 	@echo "==> docs/figures"

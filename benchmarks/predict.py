@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from fastdllm.bench.memory import peak_bytes
 from fastdllm.predict import predict
 
 SHAPES = [(1, 32, 126_464), (8, 32, 126_464), (1, 384, 126_464)]
@@ -37,19 +38,6 @@ def seconds(function: Callable[[], object]) -> float:
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
-
-
-def peak_bytes(function: Callable[[], object]) -> int:
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profiler:
-        function()
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
-    live = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak
 
 
 def rounds(shape: tuple[int, ...]) -> dict[str, list[float]]:

@@ -33,6 +33,8 @@ def test_rules_lists_every_rule() -> None:
         (("demo", "--select", "frechet:0.25 frechett:0.3"), "did you mean 'frechet'?"),
         (("demo", "--select", "frechet:1.5"), "wanted a number in [0, 1), try 0.99"),
         (("figure", "profil"), "did you mean 'profile'?"),
+        (("demo", "--select", ""), "no rule was named"),
+        (("demo", "--sequences", "1", "--length", "2", "--seed", "32"), "given as a hint"),
     ],
 )
 def test_bad_input_is_one_line(arguments: tuple[str, ...], message: str) -> None:

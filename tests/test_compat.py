@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastdllm import LLM, Frechet, Generation, InputError
+from fastdllm import LLM, Frechet, Generation, InputError, LogitsError
 from fastdllm.cache import Fresh
 from fastdllm.compat import (
     Schedule,
@@ -40,6 +40,14 @@ def test_the_same_decision_as_on_the_whole_canvas(rule: str) -> None:
     assert torch.equal(x0, torch.where(mask_index, whole.token, x))
     assert torch.equal(transfer_index, parse(rule)(whole))
     assert not transfer_index[2].any()
+
+
+def test_a_nan_is_named_by_its_place() -> None:
+    logits = torch.zeros(2, 4, 6)
+    logits[1, 3] = float("nan")
+    x = torch.tensor([[5, 5, 1, 1], [1, 1, 1, 5]])
+    with pytest.raises(LogitsError, match=r"row \(1, 3\)"):
+        transfer_function(Frechet(), mask_id=5)(logits, x == 5, x)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -24,7 +24,7 @@ def test_both_paths_agree(monkeypatch, dtype, vocab, forbidden) -> None:
     logits[4, vocab // 2] = 60.0  # near certainty
     masked = torch.ones(9, dtype=torch.bool)
     ours = _profile([kernel.read_logits(logits, forbidden, entropy=True)], masked)
-    torch_path = _profile([_statistics(logits, forbidden, True, None)], masked)
+    torch_path = _profile([_statistics(logits, forbidden, True, None, 1 << 20)], masked)
     assert torch.equal(ours.token, torch_path.token)
     for name in ("doubt", "runner_up", "entropy"):
         torch.testing.assert_close(
@@ -44,3 +44,15 @@ def test_unusable_rows(monkeypatch, value: float) -> None:
         True,
         False,
     ]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_infinity_at_a_forbidden_id_is_an_error_on_both_paths() -> None:
+    logits = torch.zeros(2, 70)
+    logits[0, 3] = math.inf
+    for read in (
+        kernel.read_logits(logits, (3,), False),
+        _statistics(logits, (3,), False, None, 999),
+    ):
+        assert read.others.isnan().tolist()[0] or read.own.isnan().tolist()[0]
+        assert not read.others.isnan().tolist()[1]

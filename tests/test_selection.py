@@ -140,6 +140,39 @@ def test_against_the_slow_version(rule: Selector, seed: int) -> None:
     assert set(rule(profile)[0].nonzero()[:, 0].tolist()) == expected
 
 
+@settings(max_examples=1000)
+@given(st.sampled_from([0.0, 0.125, 0.25, 0.5]), seeds)
+def test_exact_with_ties_everywhere(margin: float, seed: int) -> None:
+    """Doubts and runners-up on a coarse grid, where every sum is exact and ties abound."""
+    g = torch.Generator().manual_seed(seed)
+    doubt = torch.randint(0, 17, (1, 6), generator=g) / 16
+    runner_up = torch.minimum(torch.randint(0, 17, (1, 6), generator=g) / 16, doubt)
+    everywhere = torch.ones(1, 6, dtype=torch.bool)
+    profile = Profile(torch.zeros(1, 6).long(), doubt, runner_up, None, everywhere)
+    expected = slow_exact(margin, doubt[0].tolist(), runner_up[0].tolist(), list(range(6)))
+    assert set(Exact(margin)(profile)[0].nonzero()[:, 0].tolist()) == expected
+
+
+@pytest.mark.parametrize("rule", ["full", "topk:2", "threshold:0", "factor:9", "frechet:0",
+                                  "exact:0", "entropy:9"])  # fmt: skip
+def test_a_nan_cannot_stall_a_row(rule: str) -> None:
+    nan = torch.tensor([[math.nan, 0.5, math.nan]])
+    masked = torch.tensor([[True, False, True]])
+    profile = Profile(torch.zeros(1, 3).long(), nan, nan, nan, masked)
+    committed = parse(rule)(profile)
+    assert committed.any()
+    assert not (committed & ~masked).any()
+
+
+@pytest.mark.parametrize("rule", ["full", "topk:2", "threshold", "factor", "frechet", "exact",
+                                  "entropy"])  # fmt: skip
+def test_no_host_sync(rule: str) -> None:
+    """On the meta device there are no values: anything that asked for one would fail."""
+    values = torch.empty(4, 32, device="meta")
+    profile = Profile(values.long(), values, values, values, values.bool())
+    assert parse(rule)(profile).shape == (4, 32)
+
+
 @settings(max_examples=500)
 @given(rules, seeds, st.integers(0, 5), st.integers(0, 20))
 def test_promises_in_a_batch(rule: Selector, seed: int, batch: int, positions: int) -> None:
@@ -290,7 +323,7 @@ def test_parse(text: str, rule: Selector) -> None:
         ("factor:inf", r"wanted a number in \(0, inf\), try 1e\+06"),
         ("entropy:-1", "try 0$"),
         ("topk", "k is missing; try 'topk:4'"),
-        ("topk:0", r"k is '0'; wanted a whole number in \[1, inf\), try 1"),
+        ("topk:0", r"k is '0'; wanted a whole number in \[1, 1e9\], try 1"),
         ("topk:2.5", "wanted a whole number .* try 2"),
         ("full:3", "'full' takes none"),
     ],
@@ -316,6 +349,14 @@ def test_bad_tensors() -> None:
     ok, mask = torch.tensor([0.5, 0.9]), torch.ones(2, dtype=torch.bool)
     with pytest.raises(InputError, match=r"masked has shape \(3,\); wanted \(2,\)"):
         Frechet().commit(ok, torch.ones(3, dtype=torch.bool))
+    with pytest.raises(InputError, match=r"masked is torch.int64; wanted torch.bool"):
+        Frechet().commit(ok, torch.ones(2).long())
+    with pytest.raises(InputError, match=r"runner-up at \(0,\) is -7"):
+        Exact().commit(ok, mask, runner_up=torch.tensor([-7.0, 0.1]))
+    with pytest.raises(InputError, match="entropy is negative or NaN"):
+        Entropy().commit(ok, mask, entropy=torch.tensor([math.nan, 0.1]))
+    with pytest.raises(TypeError, match="abstract"):
+        Selector()
     with pytest.raises(InputError, match=r"confidence at \(1,\) is 1.2"):
         Frechet().commit(torch.tensor([0.5, 1.2]), mask)
     with pytest.raises(InputError, match="give runner_up="):

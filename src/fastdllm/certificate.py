@@ -8,6 +8,8 @@ confidences, because `sum(c) - (n - 1)` subtracts near-equal numbers and `1 - su
 `docs/theory.md` maps every statement of the paper to its function here and to its test.
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -40,6 +42,16 @@ def check_probabilities(name: str, values: Float[Tensor, "*shape"]) -> Float[Ten
     return values
 
 
+def check_like(
+    name: str, values: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None
+) -> None:
+    """An error unless `values` has this shape, and this dtype if one is wanted."""
+    if tuple(values.shape) != tuple(shape):
+        raise InputError(f"{name} has shape {tuple(values.shape)}; wanted {tuple(shape)}")
+    if dtype is not None and values.dtype != dtype:
+        raise InputError(f"{name} is {values.dtype}; wanted {dtype}")
+
+
 def _ascending(doubt: PerPosition, eta: Eta = 0.0) -> PerPosition:
     """Sorted doubts, after the allowance: c_low = max(0, c - eta) is d = min(1, d + eta)."""
     check_probabilities("doubt", doubt)
@@ -58,7 +70,7 @@ def _ranks(profile: PerPosition) -> Float[Tensor, " positions"]:
 def lower_bound(doubt: PerPosition, eta: Eta = 0.0) -> PerPosition:
     """L_n, the Fréchet lower bound on the probability that all n tokens are right together.
 
-    Eq. (frechet_Ln_Un) and Lemma (Fréchet-Bonferroni); with `eta`, L_eta of Eq. (robust_L_U).
+    Section 3 and Lemma A.1 (Fréchet-Bonferroni); with `eta`, L_eta of Proposition C.1.
 
     >>> lower_bound(torch.tensor([0.01, 0.1, 0.3]))
     tensor([0.9900, 0.8900, 0.5900])
@@ -71,7 +83,7 @@ def lower_bound(doubt: PerPosition, eta: Eta = 0.0) -> PerPosition:
 def competitor_bound(doubt: PerPosition, eta: Eta = 0.0) -> PerPosition:
     """U_n, the bound on the probability of any tuple but the greedy one: the largest doubt.
 
-    Eq. (frechet_Ln_Un); with `eta`, U_eta of Eq. (robust_L_U).
+    Section 3; with `eta`, U_eta of Proposition C.1.
 
     >>> competitor_bound(torch.tensor([0.3, 0.01, 0.1]))
     tensor([0.0100, 0.1000, 0.3000])
@@ -82,8 +94,8 @@ def competitor_bound(doubt: PerPosition, eta: Eta = 0.0) -> PerPosition:
 def score(doubt: PerPosition, eta: Eta = 0.0) -> PerPosition:
     """G_n = L_n - U_n: positive means that the greedy tuple is the unique joint mode.
 
-    Theorem (heterogeneous-confidence greedy equivalence); with `eta`, G_n^(eta) of Proposition
-    (calibration-robust Fréchet certificate).
+    Theorem 4.1 (heterogeneous-confidence greedy equivalence); with `eta`, G_n^(eta) of
+    Proposition C.1 (calibration-robust Fréchet certificate).
 
     >>> score(torch.tensor([0.01, 0.1, 0.3]))
     tensor([0.9800, 0.7900, 0.2900])
@@ -92,15 +104,25 @@ def score(doubt: PerPosition, eta: Eta = 0.0) -> PerPosition:
 
 
 def certified(
-    doubt: PerPosition, committed: Bool[Tensor, "*rows positions"], eta: Eta = 0.0
+    doubt: PerPosition,
+    committed: Bool[Tensor, "*rows positions"],
+    runner_up: PerPosition | None = None,
 ) -> Bool[Tensor, "*rows"]:
-    """Whether what each row commits satisfies Theorem 4.1, L(S) > U(S), whatever chose it.
+    """Whether what each row commits is surely the joint mode, whatever rule chose it.
+
+    By Theorem 4.1, L(S) > U(S); given the runners-up, by the exact certificate L(S) > max p2.
 
     >>> certified(torch.tensor([0.01, 0.1, 0.9]), torch.tensor([True, True, False]))
     tensor(True)
     """
-    chosen = torch.where(committed, (doubt + eta).clamp(max=1), 0)
-    return 1 - chosen.sum(dim=-1) > chosen.amax(dim=-1)
+    check_like("committed", committed, doubt.shape, torch.bool)
+    chosen = torch.where(committed, check_probabilities("doubt", doubt), 0)
+    rival = chosen
+    if runner_up is not None:
+        check_like("runner-up", runner_up, doubt.shape)
+        rival = torch.where(committed, check_probabilities("runner-up", runner_up), 0)
+    nothing = rival.new_zeros((*rival.shape[:-1], 1))  # so that an empty row has a maximum
+    return 1 - chosen.sum(dim=-1) > torch.cat((rival, nothing), dim=-1).amax(dim=-1)
 
 
 # --- Fréchet against factor: Corollary 4.2, Proposition 4.3, Corollary 4.4, Remark 4.5 -----------
@@ -109,7 +131,7 @@ def certified(
 def factor_core(doubt: PerPosition) -> PerPosition:
     """F_n = (n+1) c_(n) - n: the score of a flat profile as weak as the n-th token.
 
-    Proposition (heterogeneity bonus); factor decoding accepts n when F_n > 1 - f.
+    Proposition 4.3 (heterogeneity bonus); factor decoding accepts n when F_n > 1 - f.
 
     >>> factor_core(torch.tensor([0.01, 0.1, 0.3]))
     tensor([ 0.9800,  0.7000, -0.2000])
@@ -121,7 +143,7 @@ def factor_core(doubt: PerPosition) -> PerPosition:
 def bonus(doubt: PerPosition) -> PerPosition:
     """B_n, the heterogeneity bonus: what the stronger tokens add, and factor throws away.
 
-    Proposition (heterogeneity bonus): G_n = F_n + B_n wherever L_n > 0. Summed from the steps
+    Proposition 4.3 (heterogeneity bonus): G_n = F_n + B_n wherever L_n > 0. Summed from the steps
     between neighbours, so that it is never negative and exactly zero on a flat profile.
 
     >>> bonus(torch.tensor([0.01, 0.1, 0.3]))
@@ -135,22 +157,26 @@ def bonus(doubt: PerPosition) -> PerPosition:
 def effective_factor(doubt: PerPosition, margin: float) -> PerPosition:
     """f_eff(n) = 1 - delta + B_n: Fréchet is factor decoding with this factor.
 
-    Remark (adaptive-factor interpretation).
+    Remark 4.5 (adaptive-factor interpretation).
 
     >>> effective_factor(torch.tensor([0.01, 0.1, 0.3]), margin=0.25)
     tensor([0.7500, 0.8400, 1.2400])
     """
+    if not 0 <= margin < 1:
+        raise InputError(f"margin is {margin!r}; wanted a number in [0, 1)")
     return 1 - margin + bonus(doubt)
 
 
 def calibration_penalty(size: int, eta: float) -> float:
     """(n+1) eta, what a uniform calibration error costs a commit of n tokens.
 
-    Corollary (calibration penalty): G_n^(eta) = G_n - (n+1) eta while nothing is clipped.
+    Corollary C.2 (calibration penalty): G_n^(eta) = G_n - (n+1) eta while nothing is clipped.
 
     >>> calibration_penalty(4, eta=0.02)
     0.1
     """
+    if size < 1 or not 0 <= eta <= 1:
+        raise InputError(f"size is {size!r}, eta {eta!r}; wanted size >= 1 and 0 <= eta <= 1")
     return (size + 1) * eta
 
 
@@ -170,6 +196,7 @@ def top2_score(doubt: PerPosition, runner_up: PerPosition) -> PerPosition:
     >>> score(torch.tensor([0.1, 0.3, 0.4]))
     tensor([ 0.8000,  0.3000, -0.2000])
     """
+    check_like("runner-up", runner_up, doubt.shape)
     check_probabilities("runner-up", runner_up)
     order = doubt.argsort(dim=-1, stable=True)
     return lower_bound(doubt) - runner_up.gather(-1, order).cummax(dim=-1).values
@@ -181,19 +208,23 @@ def top2_score(doubt: PerPosition, runner_up: PerPosition) -> PerPosition:
 def mode_gap(doubt: PerPosition, runner_up: PerPosition) -> Float[Tensor, "*rows"]:
     """Delta_Q, how far the product of the marginals puts its mode above the next tuple.
 
-    Eq. (mode_gap). The next tuple takes one runner-up, where that costs least.
+    Section 4.2, in Lemma 4.6. The next tuple takes one runner-up, where that costs least.
 
     >>> mode_gap(torch.tensor([0.1, 0.2]), torch.tensor([0.1, 0.2]))
     tensor(0.5400)
     """
+    check_like("runner-up", runner_up, doubt.shape)
+    check_probabilities("runner-up", runner_up)
     c = 1 - check_probabilities("doubt", doubt)
-    return c.prod(dim=-1) * (1 - (check_probabilities("runner-up", runner_up) / c).amax(dim=-1))
+    # Q(x*) less the same with one factor c replaced by its p2: the product of all the others.
+    share = torch.where(c > 0, runner_up / c, 1)
+    return c.prod(dim=-1) * (1 - share.amax(dim=-1))
 
 
 def tv_stable(tv: Float[Tensor, "*rows"], gap: Float[Tensor, "*rows"]) -> Bool[Tensor, "*rows"]:
     """Whether the product's mode is the joint's mode: d_TV(P, Q) < Delta_Q / 2.
 
-    Lemma (mode stability under total variation).
+    Lemma 4.6 (mode stability under total variation).
 
     >>> tv_stable(torch.tensor(0.2), torch.tensor(0.54))
     tensor(True)
@@ -204,7 +235,7 @@ def tv_stable(tv: Float[Tensor, "*rows"], gap: Float[Tensor, "*rows"]) -> Bool[T
 def kl_stable(kl: Float[Tensor, "*rows"], gap: Float[Tensor, "*rows"]) -> Bool[Tensor, "*rows"]:
     """Whether the product's mode is the joint's mode: D_KL(P || Q) < Delta_Q^2 / 2, Delta_Q > 0.
 
-    Corollary (mode stability under KL divergence).
+    Corollary 4.7 (mode stability under KL divergence).
 
     >>> kl_stable(torch.tensor(0.2), torch.tensor(0.54))
     tensor(False)
@@ -217,7 +248,7 @@ Joint = Float[Tensor, "..."]
 
 
 def product_of_marginals(joint: Joint) -> Joint:
-    """Q_S, what a parallel decoder believes: Eq. (product_marginal_parallel).
+    """Q_S, what a parallel decoder believes (Section 2).
 
     >>> product_of_marginals(torch.tensor([[0.5, 0.0], [0.0, 0.5]]))
     tensor([[0.2500, 0.2500],
@@ -237,16 +268,20 @@ def total_variation(p: Joint, q: Joint) -> Float[Tensor, ""]:
     >>> total_variation(torch.tensor([0.5, 0.5]), torch.tensor([0.9, 0.1]))
     tensor(0.4000)
     """
+    check_like("q", q, p.shape)
     return (p - q).abs().sum() / 2
 
 
 def total_correlation(joint: Joint) -> Float[Tensor, ""]:
     """D_KL(P || product of its marginals), in nats: the residual dependence of the positions.
 
-    Section 4.2: this is the divergence that Corollary (mode stability under KL) asks for.
+    Section 4.2: this is the divergence that Corollary 4.7 asks for.
 
     >>> total_correlation(torch.tensor([[0.5, 0.0], [0.0, 0.5]]))
     tensor(0.6931)
     """
+    total = float(joint.sum())
+    if not abs(total - 1) < 1e-4 or bool((joint < 0).any()):
+        raise InputError(f"the joint sums to {total:.6g}; wanted probabilities that sum to 1")
     ratio = torch.where(joint > 0, joint / product_of_marginals(joint), 1)
     return (joint * ratio.log()).sum()

@@ -33,6 +33,9 @@ def main() -> None:
     except FastDLLMError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         sys.exit(130)
@@ -210,10 +213,11 @@ def inspect(
 @app.command()
 def rules() -> None:
     """List the rules that decide which masked tokens are committed together."""
-    from fastdllm import selection
+    from fastdllm.selection import RULES
 
-    table = (selection.__doc__ or "").split("\n\n")[2]
-    print(table)
+    for rule in RULES.values():
+        example = "topk:4" if rule.name == "topk" else str(rule())
+        print(f"{example:15} {(rule.__doc__ or '').splitlines()[0]}")
 
 
 @app.command()
@@ -223,7 +227,9 @@ def demo(
     ] = DEMO_RULES,
     sequences: Annotated[int, typer.Option(min=1, help="How many sequences to decode.")] = 16,
     length: Annotated[int, typer.Option(min=2, help="Tokens in each sequence.")] = 64,
-    seed: Annotated[int, typer.Option(help="Of the oracle, the sequences and the hints.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**31, help="Of the oracle, the sequences and the hints.")
+    ] = 0,
 ) -> None:
     """Compare rules on an oracle: a denoiser whose probabilities are exactly right.
 

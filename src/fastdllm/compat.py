@@ -26,12 +26,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from fastdllm.certificate import check_like
 from fastdllm.denoise import denoise
 from fastdllm.errors import InputError
 from fastdllm.generation import Generation
 from fastdllm.llm import LLM
 from fastdllm.models.transformer import Transformer
-from fastdllm.predict import predict
+from fastdllm.predict import check_rows, predict
 from fastdllm.selection import Factor, Frechet, Mask, Profile, Selector, Threshold, parse
 
 TransferFunction = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -57,12 +58,10 @@ def transfer_function(select: Selector | str, *, mask_id: int) -> TransferFuncti
         mask_index: Bool[Tensor, "batch length"],
         x: Int[Tensor, "batch length"],
     ) -> tuple[Int[Tensor, "batch length"], Bool[Tensor, "batch length"]]:
-        for name, values in (("mask_index", mask_index), ("x", x)):
-            if values.shape != logits.shape[:-1]:
-                raise InputError(
-                    f"{name} has shape {tuple(values.shape)}; wanted {tuple(logits.shape[:-1])}"
-                )
-        read = predict(logits[mask_index], forbidden=(mask_id,), entropy=rule.needs_entropy)
+        check_like("mask_index", mask_index, logits.shape[:-1], torch.bool)
+        check_like("x", x, logits.shape[:-1])
+        wanted = logits[mask_index]
+        read = predict(wanted, forbidden=(mask_id,), entropy=rule.needs_entropy, check=False)
 
         def spread(values: Tensor, fill: Tensor) -> Tensor:
             return fill.masked_scatter(mask_index, values)
@@ -76,6 +75,7 @@ def transfer_function(select: Selector | str, *, mask_id: int) -> TransferFuncti
             entropy=None if read.entropy is None else spread(read.entropy, nothing),
             masked=mask_index,
         )
+        check_rows(profile)  # here, where a row still has its place
         return x0, rule(profile)
 
     return transfer

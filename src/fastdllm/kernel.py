@@ -17,7 +17,7 @@ BLOCK = 4096
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _read_row(  # type: ignore[no-untyped-def]
-    logits, stride, vocab, banned, tokens, numbers, rows, count: tl.constexpr, size: tl.constexpr
+    logits, stride, vocab, banned, tokens, numbers, rows, count, size: tl.constexpr
 ):
     """One program, one row. Carried from block to block, all relative to the top so far:
 
@@ -36,8 +36,8 @@ def _read_row(  # type: ignore[no-untyped-def]
         column = start + tl.arange(0, size)
         z = tl.load(logits + row * stride + column, mask=column < vocab, other=minus_inf)
         z = z.to(tl.float32)
-        broken = broken | tl.max((z != z).to(tl.int32), axis=0)
-        for i in tl.static_range(count):
+        broken = broken | tl.max(((z != z) | (z == float("inf"))).to(tl.int32), axis=0)
+        for i in range(count):
             z = tl.where(column == tl.load(banned + i), minus_inf, z)
 
         best = tl.max(z, axis=0)
@@ -85,7 +85,7 @@ def read_logits(
     ids = torch.tensor(banned or (-1,), dtype=torch.long, device=z.device)
     if rows:
         _read_row[(rows,)](
-            z, z.stride(0), vocab, ids, tokens, numbers, rows, count=len(banned), size=BLOCK
+            z, z.stride(0), vocab, ids, tokens, numbers, rows, len(banned), size=BLOCK
         )
     rival, others, moment = numbers
     return Statistics(tokens, torch.zeros_like(rival), rival, others, moment if entropy else None)

@@ -1,4 +1,4 @@
-"""Logits to profile: token, doubt, runner-up and entropy of every row, in one reading.
+"""Logits to profile: token, doubt, runner-up and entropy of every row.
 
 The usual way (a float64 soft-max, a gather, an arg-max) copies the vocabulary twice in double
 width, and at LLaDA's 126,464 tokens that costs more than a small model's forward pass. Here the
@@ -19,14 +19,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from fastdllm.certificate import check_like
 from fastdllm.errors import InputError, LogitsError
 from fastdllm.selection import Profile
 
 Rows = Float[Tensor, "rows vocab"]
 PerRow = Float[Tensor, " rows"]
 
-SHARE = 4.5  # a buffer takes at most this part of the logits' own bytes; a quarter is the promise
-SMALL, LARGE = 1 << 15, 1 << 22  # but always this many bytes, and never more than the caches hold
+SMALL, LARGE = 1 << 15, 1 << 22  # bytes of temporary tensors, whatever the logits' size
+OUTPUT = 80  # bytes a row of the profile takes while it is put together
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class Sampling:
                 f"temperature is {self.temperature!r}; wanted a number in (0, inf), "
                 "or no Sampling at all for the best token"
             )
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p is {self.top_p!r}; wanted a number in (0, 1], try 0.95")
+        if not isinstance(self.top_k, int) or self.top_k < 0:
+            raise InputError(f"top_k is {self.top_k!r}; wanted a whole number, 0 for all")
 
 
 @dataclass(frozen=True)
@@ -94,10 +99,15 @@ def predict(
     if masked is None:
         masked = torch.ones(logits.shape[:-1], dtype=torch.bool, device=logits.device)
     banned = tuple(sorted(set(forbidden)))
-    read = [_statistics(rows, banned, entropy, sampling) for rows in _matrices(logits.detach())]
+    read: list[Statistics] = []
+    for z in _matrices(logits.detach()):
+        drawn = None if sampling is None else _draw(z, banned, sampling)
+        for rows in _chunks(z, banned, entropy):
+            token = None if drawn is None else drawn[rows]
+            read.append(_statistics(z[rows], banned, entropy, token, _room(z)))
     profile = _profile(read, masked)
     if check:
-        _check_rows(profile)
+        check_rows(profile)
     return profile
 
 
@@ -131,17 +141,15 @@ def _check_arguments(logits: Tensor, masked: Tensor | None, forbidden: Sequence[
         raise InputError(
             f"logits have shape {tuple(logits.shape)}; wanted (..., positions, vocabulary >= 1)"
         )
-    if masked is not None and masked.shape != logits.shape[:-1]:
-        raise InputError(
-            f"masked has shape {tuple(masked.shape)}; wanted {tuple(logits.shape[:-1])}, "
-            "that of the logits without the vocabulary"
-        )
+    if masked is not None:
+        check_like("masked", masked, logits.shape[:-1], torch.bool)
     for token in forbidden:
         if not 0 <= token < vocab:
             raise InputError(f"forbidden id {token} is not a token; wanted 0 <= id < {vocab}")
 
 
-def _check_rows(profile: Profile) -> None:
+def check_rows(profile: Profile) -> None:
+    """Raise if the logits of a masked position could not be read. Costs a host sync."""
     bad = profile.doubt.isnan() & profile.masked
     if bad.any():
         row = tuple(bad.nonzero()[0].tolist())
@@ -163,27 +171,49 @@ def _matrices(logits: Float[Tensor, "*batch vocab"]) -> Iterator[Rows]:
             yield from _matrices(part)
 
 
+def _room(z: Rows) -> int:
+    """The bytes that temporary tensors may take: with the output, a quarter of the logits."""
+    quarter = z.numel() * z.element_size() // 4 - len(z) * OUTPUT
+    return min(max(int(0.88 * quarter), SMALL), LARGE)
+
+
+def _chunks(z: Rows, banned: tuple[int, ...], entropy: bool) -> Iterator[slice]:
+    """Rows whose segments, copied, fit the room."""
+    width, item, wide = _segment_width(z.shape[-1]), z.element_size(), _wide(z).itemsize
+    copies = 1 + len({token // width for token in banned})
+    each = width * (9 + copies * (2 * item + wide * (1 + 3 * entropy + (item < wide))))
+    each += -(-z.shape[-1] // width) * (item + wide * (4 + 3 * entropy))
+    height = max(1, _room(z) // each)
+    for start in range(0, max(1, len(z)), height):
+        yield slice(start, start + height)
+
+
 def _statistics(
-    z: Rows, banned: tuple[int, ...], entropy: bool, sampling: Sampling | None
+    z: Rows,
+    banned: tuple[int, ...],
+    entropy: bool,
+    drawn: Int[Tensor, "rows 1"] | None,
+    room: int,
 ) -> Statistics:
-    if sampling is None and z.is_cuda and _has_triton():
+    fits = z.is_cuda and z.dtype != torch.float64  # the kernel computes in float32
+    if drawn is None and fits and _has_triton():
         from fastdllm.kernel import read_logits  # Triton is an extra
 
         return read_logits(z, banned, entropy)
     width = _segment_width(z.shape[-1])
     maxima = _by_segment(_largest, z, width)
-    spread = _spread(z, entropy, width)
+    spread = _spread(z, entropy, width, room)
     segments, parts = _banned_segments(z, banned, width)
     if banned:
         maxima[:, segments] = parts.amax(dim=-1)
-    if sampling is None:
-        top, home = maxima.max(dim=-1, keepdim=True)
-        column, part = _look_into(z, home, banned, width)
-        token = column.gather(-1, part.argmax(dim=-1, keepdim=True)).clamp(max=z.shape[-1] - 1)
+    top, home = maxima.max(dim=-1, keepdim=True)
+    if drawn is not None:
+        home = drawn // width
+    column, part = _look_into(z, home, banned, width)
+    if drawn is not None:
+        token = drawn
     else:
-        top, token = maxima.amax(dim=-1, keepdim=True), _draw(z, banned, sampling, width)
-        home = token // width
-        column, part = _look_into(z, home, banned, width)
+        token = column.gather(-1, part.argmax(dim=-1, keepdim=True)).clamp(max=z.shape[-1] - 1)
     part.masked_fill_(column == token, -math.inf)  # from here on: every token but the chosen one
     maxima.scatter_(-1, home, part.amax(dim=-1, keepdim=True))
     rest = _inside(torch.cat((parts, part[:, None]), dim=1), entropy)
@@ -267,7 +297,7 @@ def _wide(z: Tensor) -> torch.dtype:
     return torch.promote_types(z.dtype, torch.float32)
 
 
-def _spread(z: Rows, entropy: bool, width: int) -> Float[Tensor, "sums rows segments"]:
+def _spread(z: Rows, entropy: bool, width: int, room: int) -> Float[Tensor, "sums rows segments"]:
     """What `_inside` says of every segment, through a small buffer."""
     wide = _wide(z)
     rows, vocab = z.shape
@@ -275,7 +305,7 @@ def _spread(z: Rows, entropy: bool, width: int) -> Float[Tensor, "sums rows segm
     copied = z.dtype != wide or not z.is_contiguous() or vocab % width != 0
     bytes_each = wide.itemsize * (1 + 2 * entropy + copied)
     buffer = None
-    for block, columns in _blocks(z, bytes_each, width):
+    for block, columns in _blocks(z, room // bytes_each, width):
         part = z[block, columns]
         if buffer is None:  # the first block is the largest
             buffer = torch.empty(part.numel(), dtype=wide, device=z.device)
@@ -314,25 +344,23 @@ def _look_into(
     return column, part
 
 
-def _blocks(z: Rows, bytes_each: int, width: int) -> Iterator[tuple[slice, slice]]:
-    """Row and column ranges that cover z, so small that a buffer for one keeps the promise."""
+def _blocks(z: Rows, elements: int, width: int) -> Iterator[tuple[slice, slice]]:
+    """Row and column ranges that cover z in blocks of so many elements, segments left whole."""
     rows, vocab = z.shape
-    room = min(max(int(z.numel() * z.element_size() / SHARE), SMALL), LARGE) // bytes_each
-    height, length = max(1, room // vocab), min(vocab, room // width * width)
+    height, length = max(1, elements // vocab), min(vocab, max(1, elements // width) * width)
     for i in range(0, rows, height):
         for j in range(0, vocab, length):
             yield slice(i, min(i + height, rows)), slice(j, min(j + length, vocab))
 
 
-def _draw(
-    z: Rows, banned: tuple[int, ...], sampling: Sampling, width: int
-) -> Int[Tensor, "rows 1"]:
+def _draw(z: Rows, banned: tuple[int, ...], sampling: Sampling) -> Int[Tensor, "rows 1"]:
     """The arg-max of z / temperature + Gumbel noise, in float64, over blocks of the vocabulary."""
     wide = torch.float32 if z.device.type == "mps" else torch.float64
     floor = _floor(z, banned, sampling) if sampling.top_p < 1 or sampling.top_k else None
     best = torch.full((len(z),), -math.inf, dtype=wide, device=z.device)
-    token = torch.zeros(len(z), dtype=torch.long, device=z.device)
-    for rows, columns in _blocks(z, 16, width):
+    allowed = next((i for i in range(z.shape[-1]) if i not in banned), 0)
+    token = torch.full((len(z),), allowed, device=z.device)
+    for rows, columns in _blocks(z, _room(z) // 24, width=1):
         noisy = z[rows, columns].to(wide, copy=True).div_(sampling.temperature)
         if floor is not None:
             noisy.masked_fill_(z[rows, columns] < floor[rows], -math.inf)
@@ -350,12 +378,13 @@ def _floor(z: Rows, banned: tuple[int, ...], sampling: Sampling) -> Float[Tensor
     """The least logit of each row that top-k and top-p leave in. A row at a time is sorted."""
     floors = []
     for row in z:
-        row = row.float().clone()
+        row = row.clone()
         row[list(banned)] = -math.inf
         ordered = row.sort(descending=True).values
         if 0 < sampling.top_k < len(ordered):
             ordered = ordered[: sampling.top_k]
-        p = (ordered / sampling.temperature).softmax(dim=-1)
-        kept = p.cumsum(dim=-1) - p < sampling.top_p  # always the first one
+        p = (ordered.to(_wide(z)) / sampling.temperature).softmax(dim=-1)
+        kept = p.cumsum(dim=-1) - p < sampling.top_p
+        kept[0] = True
         floors.append(torch.where(kept, ordered, math.inf).amin())
-    return torch.stack(floors)[:, None].to(z.dtype)
+    return torch.stack(floors)[:, None]

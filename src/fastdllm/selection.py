@@ -15,14 +15,16 @@ by themselves.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, field, fields
+from numbers import Real
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fastdllm.certificate import check_probabilities
+from fastdllm.certificate import check_like, check_probabilities
 from fastdllm.errors import InputError, did_you_mean
 
 Mask = Bool[Tensor, "*batch positions"]
@@ -95,7 +97,7 @@ class Interval:
     def read(self, name: str, value: object, kind: type) -> Any:
         """`value` as a number of this kind, or an error that names the range and a way out."""
         try:
-            number = float(value) if isinstance(value, str | int | float) else math.nan
+            number = float(value) if isinstance(value, str | Real) else math.nan
         except (ValueError, OverflowError):
             number = math.nan
         if number in self and kind(number) == number and not isinstance(value, bool):
@@ -113,7 +115,7 @@ def setting(interval: str, default: Any = MISSING, kind: type = float) -> Any:
 
 
 @dataclass(frozen=True)
-class Selector:
+class Selector(ABC):
     """A rule: `rule(profile)` says which positions to commit.
 
     In every row: at least one position if any is masked, none if none is, never an unmasked one;
@@ -135,7 +137,9 @@ class Selector:
         """Rank the masked positions, accept some ranks, put those back in place."""
         if profile.masked.shape[-1] == 0:
             return profile.masked.clone()
-        key = torch.where(profile.masked, self._key(profile), math.inf)  # unmasked ones come last
+        # Unmasked positions come last, and just before them a NaN, which says nothing.
+        key = self._key(profile).nan_to_num(nan=torch.finfo(torch.float32).max)
+        key = torch.where(profile.masked, key, math.inf)
         order = key.argsort(dim=-1, stable=True)
         ranked = profile.take(order)
         accepted = self._accept(ranked)
@@ -147,9 +151,9 @@ class Selector:
         """What to rank by, ascending."""
         return profile.doubt
 
+    @abstractmethod
     def _accept(self, ranked: Profile) -> Mask:
         """Which ranks to accept. Most rules are this one line."""
-        raise NotImplementedError
 
     def commit(
         self,
@@ -159,17 +163,19 @@ class Selector:
         runner_up: PerPosition | None = None,
         entropy: PerPosition | None = None,
     ) -> Mask:
-        """The decision for confidences from any decoder, checked first.
+        """The decision for confidences from any decoder, checked first (which costs a host sync).
 
         >>> Frechet(0.25).commit(torch.tensor([0.99, 0.6, 0.95]), torch.tensor([True, True, True]))
         tensor([ True, False,  True])
         """
-        for name, values in (("masked", masked), ("runner-up", runner_up), ("entropy", entropy)):
-            if values is not None and values.shape != confidence.shape:
-                raise InputError(
-                    f"{name} has shape {tuple(values.shape)}; wanted {tuple(confidence.shape)}, "
-                    "that of the confidences"
-                )
+        check_like("masked", masked, confidence.shape, torch.bool)
+        if runner_up is not None:
+            check_like("runner-up", runner_up, confidence.shape)
+            check_probabilities("runner-up", torch.where(masked, runner_up, 0))
+        if entropy is not None:
+            check_like("entropy", entropy, confidence.shape)
+            if not bool((torch.where(masked, entropy, 0) >= 0).all()):
+                raise InputError("an entropy is negative or NaN; wanted nats, 0 or more")
         # Only masked positions carry a probability; decoders often fill the others with -inf.
         used = torch.where(masked, confidence, 1)
         wide = used if used.dtype == torch.float64 else used.float()
@@ -187,6 +193,8 @@ class Selector:
 
 def _number(value: float) -> str:
     """The shortest text that reads back as the same number."""
+    if isinstance(value, int):
+        return str(value)
     short = f"{value:g}"
     return short if float(short) == value else repr(value)
 
@@ -223,7 +231,7 @@ class TopK(Selector):
     tensor([False,  True,  True])
     """
 
-    k: int = setting("[1, inf)", kind=int)
+    k: int = setting("[1, 1e9]", kind=int)
     name = "topk"
 
     def _accept(self, ranked: Profile) -> Mask:
@@ -314,10 +322,7 @@ class Exact(Selector):
 
         size = accepted.sum(dim=-1)
         best = size == size.amax(dim=-1, keepdim=True)
-        total = torch.where(accepted, spent, 0).amax(dim=-1)  # 1 - L of each cap's set
-        total = torch.where(best, total, math.inf)
-        best &= total == total.amin(dim=-1, keepdim=True)
-        # Still equal: the widest cap holds the lowest of the tied positions.
+        # Of equal sizes the widest cap chose among the most: the largest L, the lowest positions.
         winner = torch.where(best, cap, -math.inf).argmax(dim=-1, keepdim=True).unsqueeze(-1)
         return accepted.take_along_dim(winner, dim=-2).squeeze(-2)
 

@@ -214,14 +214,14 @@ class HiddenMarkov(Oracle):
             scale = (everything * seen[i]).sum()
             everything, state = everything * seen[i] / scale, state * seen[i] / scale
             if i in spots:
-                state = (state[:, None] * self.emission.T).flatten(0, 1)  # prefix and token, state
-                chance = (state @ future[i]) / (everything @ future[i])
-                parent = torch.arange(len(chance)) // self.tokens
-                token = torch.arange(len(chance)) % self.tokens
+                # Prefix and token; only what stays alive is built.
+                grown = state @ (self.emission * future[i][:, None]) / (everything @ future[i])
+                alive = grown.flatten().argsort(descending=True)[:width]
+                alive = alive[grown.flatten()[alive] >= floor]
+                parent, token = alive // self.tokens, alive % self.tokens
+                chance = grown[parent, token]
+                state = state[parent] * self.emission.T[token]
                 prefixes = torch.cat((prefixes[parent], token[:, None]), dim=1)
-                alive = chance.argsort(descending=True)[:width]
-                alive = alive[chance[alive] >= floor]
-                state, prefixes, chance = state[alive], prefixes[alive], chance[alive]
         return prefixes[0], float(chance[0])
 
 
@@ -233,7 +233,7 @@ class Verdict:
     tokens: int
     steps: int
     certified: int
-    """Steps that Theorem 4.1 vouches for."""
+    """Steps that the exact certificate vouches for, and so all that Theorem 4.1 does."""
     errors: int
     """Steps whose tuple is not the true joint arg-max."""
     certified_errors: int
@@ -261,7 +261,7 @@ def judge(oracle: Oracle, rule: Selector, ids: Canvas, block_size: int = 32) -> 
             oracle(ids), active, forbidden=(oracle.mask_id,), entropy=rule.needs_entropy
         )
         committed = rule(profile)
-        vouched = certified(profile.doubt, committed)
+        vouched = certified(profile.doubt.clamp(0, 1), committed, profile.runner_up)
         for i in committed.any(dim=-1).nonzero()[:, 0].tolist():
             wrong = not _is_mode(oracle, ids[i], profile, i, committed[i])
             steps += 1

@@ -5,6 +5,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from fastdllm.errors import InputError
 from fastdllm.selection import parse
 from fastdllm.testing import HiddenMarkov, Oracle, Verdict, judge
 
@@ -14,8 +15,12 @@ HINTS = 1 / 7  # the share of tokens given in advance: without evidence nothing 
 def compare(rules: list[str], sequences: int, length: int, seed: int) -> list[Verdict]:
     """Judge every rule on the same sequences and print the table."""
     selectors = [parse(rule) for rule in rules]  # all of them, before the first one runs
+    if not selectors:
+        raise InputError("no rule was named; try --select 'full frechet:0.25'")
     oracle = HiddenMarkov.random(length, seed=seed)
     ids = hinted(oracle, sequences, seed)
+    if not (ids == oracle.mask_id).any():
+        raise InputError("every token was given as a hint; ask for longer or for more sequences")
     console = Console()
     verdicts = [
         judge(oracle, rule, ids)
@@ -56,6 +61,6 @@ def _reading(verdicts: list[Verdict]) -> str:
     return (
         "A step commits several tokens of one sequence at once: the fewer steps, the faster. An "
         "error is a step whose tokens are not the most probable combination. A certified step is "
-        f"one that Theorem 4.1 vouches for; {wrong} of those were errors. What a rule gains by "
-        "other steps, it gains at its own risk."
+        f"one that the exact certificate vouches for; {wrong} of those were errors. What a rule "
+        "gains by other steps, it gains at its own risk."
     )
