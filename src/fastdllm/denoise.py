@@ -248,15 +248,16 @@ class CachedReader:
             positions[i, : len(window)] = torch.arange(window.start, window.stop)
         positions = positions.to(self.device)
         memory = self._memory(rows, positions)
-        hidden = self.model(ids.to(self.device), positions.clamp(min=0), memory)
-
-        where = torch.cat(
-            [
-                i * widest + spot - self.shift - window.start
-                for i, (spot, window) in enumerate(zip(spots, windows, strict=True))
-            ]
-        )
-        logits: Tensor = self.model.head(hidden.flatten(0, 1)[where.to(self.device)])
+        # Where each row's spots stand in its window, padded with its first place.
+        wanted = torch.zeros(len(rows), max(map(len, spots)), dtype=torch.long)
+        real = torch.zeros(wanted.shape, dtype=torch.bool)
+        for i, (spot, window) in enumerate(zip(spots, windows, strict=True)):
+            wanted[i, : len(spot)] = spot - self.shift - window.start
+            real[i, : len(spot)] = True
+        at = wanted.to(self.device)
+        hidden = self.model(ids.to(self.device), positions.clamp(min=0), memory, at)
+        flat = hidden.flatten(0, 1)[real.flatten().nonzero()[:, 0].to(self.device)]
+        logits: Tensor = self.model.head(flat)
         return logits
 
     def _memory(self, rows: Sequence[Row], positions: Int[Tensor, "rows window"]) -> Any:

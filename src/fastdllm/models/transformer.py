@@ -16,6 +16,10 @@ from fastdllm.models.config import ModelConfig
 Window = Float[Tensor, "rows window width"]
 Heads = Float[Tensor, "rows heads window head_dim"]
 Keys = Float[Tensor, "rows kv_heads keys head_dim"]
+Wanted = Int[Tensor, "rows wanted"]
+"""Places in the window."""
+Picked = Float[Tensor, "rows picked width"]
+"""The window, or what is wanted of it."""
 
 
 @runtime_checkable
@@ -27,6 +31,11 @@ class Memory(Protocol):
 
     def update(self, layer: int, k: Heads, v: Heads) -> tuple[Keys, Keys]:
         """Take the window's keys and values, give all there are."""
+
+
+def pick(x: Window, at: Wanted | None) -> Picked:
+    """The rows' entries at their own places; all of them without any."""
+    return x if at is None else x.take_along_dim(at[..., None], dim=1)
 
 
 class Norm(nn.Module):
@@ -55,9 +64,9 @@ class Rope:
         self.cos, self.sin = angle.cos(), angle.sin()
         self.float32 = config.rope_float32
 
-    def __call__(self, x: Heads) -> Heads:
-        """Rotate queries or keys."""
-        cos, sin = self.cos, self.sin
+    def __call__(self, x: Heads, at: Wanted | None = None) -> Heads:
+        """Rotate queries or keys: those of the whole window, or those at some of its places."""
+        cos, sin = (pick(table[:, 0], at)[:, None] for table in (self.cos, self.sin))
         wide = x.float() if self.float32 else x
         if not self.float32:
             cos, sin = cos.to(x.dtype), sin.to(x.dtype)
@@ -84,24 +93,26 @@ class Block(nn.Module):
         self.up = nn.Linear(c.width, c.mlp, bias=False)
         self.down = nn.Linear(c.mlp, c.width, bias=False)
 
-    def forward(self, x: Window, rope: Rope, memory: Memory) -> Window:
-        """The stream after this block."""
-        x = x + self.o(self.attend(self.attention_norm(x), rope, memory))
+    def forward(self, x: Window, rope: Rope, memory: Memory, at: Wanted | None = None) -> Picked:
+        """The stream after this block, of the whole window or only where it is wanted."""
+        x, attended = pick(x, at), self.attend(self.attention_norm(x), rope, memory, at)
+        x = x + self.o(attended)
         h = self.mlp_norm(x)
         mixed: Tensor = self.down(F.silu(self.gate(h)) * self.up(h))
         return x + mixed
 
     def attend(
-        self, x: Window, rope: Rope, memory: Memory
-    ) -> Float[Tensor, "rows window heads_dim"]:
-        """Every position of the window looks at every key the memory holds."""
+        self, x: Window, rope: Rope, memory: Memory, at: Wanted | None
+    ) -> Float[Tensor, "rows wanted all"]:
+        """Every position that is wanted looks at every key the memory holds."""
         q, k, v = (
-            project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q, self.k, self.v)
+            project(y).unflatten(-1, (-1, self.head_dim))
+            for project, y in ((self.q, pick(x, at)), (self.k, x), (self.v, x))
         )
         q, k = self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2)
         k, v = memory.update(self.layer, rope(k), v.transpose(1, 2))
         out: Tensor = F.scaled_dot_product_attention(
-            rope(q), k, v, attn_mask=memory.mask, enable_gqa=self.shared
+            rope(q, at), k, v, attn_mask=memory.mask, enable_gqa=self.shared
         )
         return out.transpose(1, 2).flatten(2)
 
@@ -127,10 +138,16 @@ class Transformer(nn.Module):
         ids: Int[Tensor, "rows window"],
         positions: Int[Tensor, "rows window"],
         memory: Memory,
-    ) -> Window:
-        """The normed hidden state of every position of the window."""
+        at: Wanted | None = None,
+    ) -> Picked:
+        """The normed hidden states of the window, or only those at some of its places.
+
+        The last block needs the others' keys and values, and nothing else of them.
+        """
         x, rope = self.embed(ids), Rope(self.config, positions)
-        for block in self.blocks:
+        *first, last = self.blocks
+        for block in first:
             x = block(x, rope, memory)
+        x = last(x, rope, memory, at)
         out: Tensor = self.norm(x)
         return out
