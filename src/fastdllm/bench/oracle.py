@@ -50,7 +50,7 @@ def _table(verdicts: list[Verdict], sequences: int, length: int) -> Table:
     for name in ("steps", "tokens/step", "certified steps", "errors", "certified errors"):
         table.add_column(name, justify="right")
     for v in verdicts:
-        share = f"{v.certified} ({v.certified / v.steps:.0%})"
+        share = f"{v.certified} ({v.certified / v.steps:.1%})"
         numbers = (str(v.steps), f"{v.tokens_per_step:.2f}", share, str(v.errors))
         table.add_row(str(v.rule), *numbers, str(v.certified_errors))
     return table

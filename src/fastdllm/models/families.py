@@ -141,6 +141,7 @@ def read_config(raw: Json, generation: Json | None = None) -> ModelConfig:
         raise CheckpointError(
             f"config.json: {values['heads']} heads cannot share {values['kv_heads']} key heads"
         )
+    # A converted model may have been trained either way; its config.json can say so.
     switches = {**family.switches, **({"shift": raw["shift"]} if "shift" in raw else {})}
     return ModelConfig(
         family=kind,
