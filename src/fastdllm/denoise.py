@@ -111,8 +111,8 @@ def denoise(reader: Reader, rows: list[Row], forbidden: Sequence[int]) -> Iterat
     """
     while active := [row for row in rows if row.finish is None]:  # 2, 4: a block, a mask is left
         reader.keep_only(active)
-        for group in _by_phase(active):
-            blocks, windows = [row.block for row in group], reader.windows(group)  # 3: refresh
+        for group, windows in _passes(active, reader.windows(active)):  # 3: refresh, or a window
+            blocks = [row.block for row in group]
             spots = [
                 row.masked[block.start : block.stop].nonzero()[:, 0] + block.start
                 for row, block in zip(group, blocks, strict=True)
@@ -128,11 +128,12 @@ def denoise(reader: Reader, rows: list[Row], forbidden: Sequence[int]) -> Iterat
                 yield step
 
 
-def _by_phase(rows: list[Row]) -> list[list[Row]]:
-    """Rows that open a block read their whole canvas: a pass of their own, or all would."""
-    opening = [row for row in rows if row.opened != row.block]
-    inside = [row for row in rows if row.opened == row.block]
-    return [group for group in (opening, inside) if group]
+def _passes(rows: list[Row], windows: list[Range]) -> list[tuple[list[Row], list[Range]]]:
+    """Rows that read their whole canvas take a pass of their own, or all would be as wide."""
+    both = list(zip(rows, windows, strict=True))
+    whole = [(row, window) for row, window in both if len(window) == len(row.ids)]
+    part = [(row, window) for row, window in both if len(window) < len(row.ids)]
+    return [([r for r, _ in group], [w for _, w in group]) for group in (whole, part) if group]
 
 
 def _profile(

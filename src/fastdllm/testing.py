@@ -251,7 +251,7 @@ def judge(oracle: Oracle, rule: Selector, ids: Canvas, block_size: int = 32) -> 
     >>> from fastdllm.selection import Full
     >>> oracle = HiddenMarkov.random(8)
     >>> judge(oracle, Full(), oracle.blank())
-    Verdict(rule=Full(), tokens=8, steps=8, certified=6, errors=0, certified_errors=0)
+    Verdict(rule=Full(), tokens=8, steps=8, certified=8, errors=0, certified_errors=0)
     """
     ids = ids.clone()
     tokens = int((ids == oracle.mask_id).sum())
