@@ -124,6 +124,20 @@ def test_the_fixed_schedule(model) -> None:
     assert sizes == [3, 3, 3, 3, 2, 2]
 
 
+def test_the_mask_is_the_models_own_and_draws_are_torchs(model) -> None:
+    prompt = torch.arange(3, 12)[None].repeat(3, 1)
+    named, _ = generate(model, prompt[:1], gen_length=16, block_length=8, mask_id=500, factor=1.0)
+    own, _ = generate(model, prompt[0], gen_length=16, block_length=8, factor=1.0)
+    assert torch.equal(named, own)
+    options = {"gen_length": 16, "block_length": 8, "temperature": 2.0, "threshold": 0.6}
+    torch.manual_seed(0)
+    first, _ = generate(model, prompt, **options)
+    torch.manual_seed(0)
+    again, _ = generate(model, prompt, **options)
+    assert torch.equal(first, again)
+    assert len({tuple(row.tolist()) for row in first}) > 1
+
+
 def test_bad_calls(model) -> None:
     prompt = torch.arange(3, 6)[None]
     with pytest.raises(InputError, match="exclude each other"):

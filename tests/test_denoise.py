@@ -61,7 +61,7 @@ def test_golden_cached_passes(golden_models, name: str) -> None:
     before, after = recorded["cache.xa"], recorded["cache.xb"]
     length = len(before)
     cache = KVCache(model.config, torch.device("cpu"), torch.float32)
-    lane = cache.take(length)
+    lane = cache.take(1, length)[0]
 
     @torch.inference_mode()
     def window(x, a, b):
@@ -229,6 +229,36 @@ def test_rows_come_and_go_between_steps(golden_models, cache) -> None:
             alone[row.number][0],
             alone[row.number][1].tolist(),
         )
+
+
+@pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
+@pytest.mark.parametrize("name", ["llada_mha", "dream_gqa"])
+def test_a_row_may_rest(golden_models, name, cache) -> None:
+    """Taken out and put back later, while another took its lane: its windows may be wider then,
+    and its tokens are those of a row that opened its block anew."""
+    model = golden_models[name]
+
+    def fresh(number, size):
+        return make_row(*canvas(range(3, 3 + size), 24, 500), TopK(1), 8, number=number)
+
+    rows = [fresh(0, 5), fresh(1, 9)]
+    resting, third = rows[0], fresh(2, 30)
+    count = 0
+    for step in denoise(CachedReader(model, cache), rows, (500,)):
+        count += step.row == 0
+        if step.row == 0 and count == 11:
+            rows.remove(resting)
+            rows.append(third)
+        if step.row == 2 and resting not in rows:
+            rows.append(resting)
+    assert count == 24
+    # The same by hand: one pass over the whole canvas at the twelfth step.
+    alone = fresh(0, 5)
+    reader = CachedReader(model, cache)
+    for k, _ in enumerate(denoise(reader, [alone], (500,)), 1):
+        if k == 11:
+            alone.opened = None
+    assert resting.ids.tolist() == alone.ids.tolist()
 
 
 # --- What is read, and what is not ----------------------------------------------------------------

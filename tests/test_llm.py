@@ -125,6 +125,15 @@ def test_stop_strings(tokenizer) -> None:
     assert "".join(llm.stream("x", settings)) == "First line."
 
 
+def test_a_stop_string_in_the_last_step(tokenizer) -> None:
+    llm = scripted(tokenizer, "One. Two. Three.")
+    settings = Generation(max_tokens=40, block_size=40, select="topk:40", stop=" Two")
+    done = llm.generate("x", settings)
+    assert (done.text, done.finish_reason, done.usage.nfe) == ("One.", "stop", 1)
+    assert tokenizer.decode(done.tokens) == "One."
+    assert done.usage.tokens == len(tokenizer.encode("One."))
+
+
 def test_stream_only_ever_adds(llm, tokenizer) -> None:
     for model, prompt in ((llm, "Tom"), (scripted(tokenizer, "Größe: 5 € → 7 €"), "x")):
         settings = Generation(max_tokens=40, block_size=8)
@@ -223,6 +232,8 @@ def test_a_folder_without_a_tokenizer_takes_ids(ids_only) -> None:
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"top_k": -1}, "top_k is -1"),
         ({"stop": ("",)}, "stop string is empty"),
+        ({"seed": 2**70}, "seed is"),
+        ({"select": 5}, "select is 5; wanted a rule"),
     ],
 )
 def test_bad_settings(change: dict, message: str) -> None:
@@ -244,12 +255,34 @@ def test_bad_prompts(llm) -> None:
         plain.generate([{"role": "user", "content": "x"}], FIXED)
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_prompts_of_other_kinds(ids_only) -> None:
+    import numpy as np
+
+    expected = ids_only.generate([3, 4], FIXED).tokens
+    for prompt in ((3, 4), np.array([3, 4]), [np.int64(3), np.int64(4)], torch.tensor([3, 4])):
+        assert ids_only.generate(prompt, FIXED).tokens == expected
+    for many in ([[3, 4], [3, 4]], torch.tensor([[3, 4], [3, 4]]), [torch.tensor([3, 4])]):
+        assert {done.tokens for done in ids_only.generate(many, FIXED)} == {expected}
+    for bad in (None, 5, {"a": 1}, torch.tensor([1.7]), b"ab", [[1.5]], torch.zeros(1, 1, 1)):
+        with pytest.raises(InputError, match="wanted text, a list of token ids"):
+            ids_only.generate(bad, FIXED)
+    with pytest.raises(InputError, match="canvas of 100000000000"):
+        ids_only.generate([3], Generation(max_tokens=99_999_999_999))
+
+
 def test_a_model_must_have_a_mask(ids_only) -> None:
     with pytest.raises(CheckpointError, match="give mask_id="):
         LLM(lambda ids: ids)
 
 
 def test_chat_templates_are_sandboxed(llm) -> None:
+    keys = Tokenizer(llm.tokenizer.core, {}, "{{ messages[0] | tojson }}{{ 1 / messages[1] }}")
+    with pytest.raises(InputError, match="refused"):
+        keys.chat([{"role": "user", "content": "<x>"}, {}])
+    order = Tokenizer(llm.tokenizer.core, {}, "{{ messages[0] | tojson }}")
+    said = order.chat([{"role": "user", "content": "<é>"}])
+    assert said == '{"role": "user", "content": "<é>"}'
     evil = Tokenizer(llm.tokenizer.core, {}, "{{ ''.__class__.__mro__[1].__subclasses__() }}")
     with pytest.raises(InputError, match="refused"):
         evil.chat([{"role": "user", "content": "x"}])

@@ -7,7 +7,7 @@ import torch
 from checkpoints import random_checkpoint, save
 from safetensors.torch import save_file
 
-from fastdllm import CheckpointError, InputError
+from fastdllm import CheckpointError, Generation, InputError
 from fastdllm.llm import LLM
 from fastdllm.models.loading import find_folder, load_config, load_model
 
@@ -72,6 +72,26 @@ def test_every_misfit_is_listed_at_once(tmp_path, checkpoint) -> None:
     assert "q_proj.weight [5, 32] for [32, 32]" in text
 
 
+def test_weights_must_be_floats(tmp_path, checkpoint) -> None:
+    config, state = checkpoint
+    name = "model.transformer.blocks.0.up_proj.weight"
+    state[name] = torch.zeros_like(state[name], dtype=torch.int8)
+    with pytest.raises(CheckpointError, match=f"1 not of a float dtype: {name}"):
+        load_model(save(tmp_path, config, state), device="cpu")
+
+
+def test_converted_models_by_their_own_names(tmp_path) -> None:
+    config, state = random_checkpoint("qwen3", 0)
+    del config["mask_token_id"]
+    config |= {"model_type": "a2d-qwen3", "rope_parameters": {"rope_theta": 1e6}}
+    folder = save(tmp_path, config, state)
+    with pytest.raises(CheckpointError, match="give mask_id="):
+        LLM.load(folder, device="cpu")
+    llm = LLM.load(folder, device="cpu", mask_id=40, shift=True)
+    assert (llm.mask_id, llm.shift, llm.model.config.shift) == (40, True, True)
+    assert llm.generate([1, 2], Generation(max_tokens=8)).usage.nfe > 0
+
+
 def test_a_truncated_file(tmp_path, checkpoint) -> None:
     folder = save(tmp_path, *checkpoint)
     file = folder / "model.safetensors"
@@ -93,6 +113,15 @@ def test_a_truncated_file(tmp_path, checkpoint) -> None:
         ({"model_type": "gpt2"}, "not a known family"),
         ({"block_type": "sequential"}, "block_type is 'sequential'"),
         ({"alibi": True}, "alibi is True"),
+        ({"rope_full_precision": False}, "rope_full_precision is False"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "RoPE of type 'linear'"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}}, "RoPE of type 'llama3'"),
+        ({"rope_theta": None}, "theta is None"),
+        ({"rms_norm_eps": "1e-5"}, "eps is '1e-5'"),
+        ({"eos_token_id": "ab"}, "eos_token_id is 'ab'"),
+        ({"mask_token_id": [1.5]}, "mask_token_id is"),
+        ({"shift": "false"}, "shift is 'false'"),
+        ({"head_dim": 7}, "head_dim is 7; wanted an even one"),
     ],
 )
 def test_configs_that_cannot_be_run(tmp_path, checkpoint, change, message) -> None:
@@ -157,5 +186,9 @@ def test_bad_devices_and_dtypes(tmp_path, checkpoint) -> None:
     folder = save(tmp_path, *checkpoint)
     with pytest.raises(InputError, match="unknown device 'gpu'"):
         load_model(folder, device="gpu")
+    for missing in ("cuda", "meta", "mps"):
+        if missing == "meta" or not torch.cuda.is_available():
+            with pytest.raises(InputError, match=missing):
+                load_model(folder, device=missing)
     with pytest.raises(InputError, match="unknown dtype 'float8'"):
         load_model(folder, dtype="float8", device="cpu")

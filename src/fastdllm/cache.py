@@ -83,12 +83,13 @@ class KVCache:
         """How many positions a lane has, without the one for padding."""
         return self.keys[0].shape[2] - 1
 
-    def take(self, length: int) -> int:
-        """A free lane with at least `length` positions."""
-        if not self.free or length > self.length:
-            lanes = self.lanes if self.free else max(1, 2 * self.lanes)
-            self._reserve(lanes, max(length, self.length))
-        return self.free.pop(0)
+    def take(self, count: int, length: int) -> list[int]:
+        """As many free lanes, each with at least `length` positions."""
+        if count > len(self.free) or length > self.length:
+            more = max(0, count - len(self.free))
+            self._reserve(self.lanes + more, max(length, self.length))
+        taken, self.free = self.free[:count], self.free[count:]
+        return taken
 
     def give_back(self, lane: int) -> None:
         """The row is done."""

@@ -1,5 +1,6 @@
 """The command line. Each command imports only what it needs."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -57,6 +58,10 @@ MaxTokens = Annotated[int, typer.Option(help="New tokens at most.")]
 BlockSize = Annotated[int, typer.Option(help="Tokens in a block.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+MaskId = Annotated[int | None, typer.Option(help="If the checkpoint does not name its mask token.")]
+Shift = Annotated[
+    bool | None, typer.Option(help="Whether position i is read at i - 1, if its config is silent.")
+]
 
 
 @app.command()
@@ -80,6 +85,8 @@ def generate(
     trace: Annotated[Path | None, typer.Option(help="Save every step to this file.")] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    mask_id: MaskId = None,
+    shift: Shift = None,
 ) -> None:
     """Answer a prompt. The text goes to stdout, what it took to stderr.
 
@@ -92,10 +99,12 @@ def generate(
         max_tokens, block_size, select, cache, temperature, top_p, top_k, seed,
         tuple(stop or ()), early_stop,
     )  # fmt: skip
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _text(sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt))
     if not text.strip():
         raise InputError("the prompt is empty; write it after `generate`, or pipe it in")
-    llm = _load(model, dtype, device)
+    if trace is not None and not trace.absolute().parent.is_dir():
+        raise InputError(f"there is no folder {trace.parent} to save the trace in; make it first")
+    llm = _load(model, dtype, device, mask_id, shift)
     if HOLE.search(text):
         done = llm.infill(text, settings, trace=trace is not None)
         print(done.text)
@@ -107,13 +116,22 @@ def generate(
         print(f"trace: {trace}; look at it with: fastdllm trace {trace}", file=sys.stderr)
 
 
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"the prompt is not UTF-8 text: {error}") from None
+
+
 def _prompt(llm: "LLM", text: str, raw: bool) -> "str | list[Message]":
     """A chat turn if the checkpoint chats."""
     chats = not raw and llm.tokenizer is not None and llm.tokenizer.template
     return [{"role": "user", "content": text}] if chats else text
 
 
-def _load(model: str, dtype: str, device: str) -> "LLM":
+def _load(
+    model: str, dtype: str, device: str, mask_id: int | None = None, shift: bool | None = None
+) -> "LLM":
     """Load with a progress bar, on stderr so that stdout stays the answer."""
     from rich.console import Console
     from rich.progress import Progress
@@ -122,12 +140,15 @@ def _load(model: str, dtype: str, device: str) -> "LLM":
 
     if not model:
         raise InputError("no model was named; give --model with a folder or a hub id")
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("loading", total=None)
         return LLM.load(
             model,
             dtype=dtype,
             device=device,
+            mask_id=mask_id,
+            shift=shift,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
 
@@ -171,13 +192,15 @@ def chat(
     block_size: BlockSize = 32,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    mask_id: MaskId = None,
+    shift: Shift = None,
 ) -> None:
     """Talk to a model. Inside: /select RULE, /cache NAME, /tokens N, /reset, /help, /quit."""
     from fastdllm.generation import Generation
     from fastdllm.viz.chat import converse
 
     settings = Generation(max_tokens, block_size, select, cache)
-    converse(_load(model, dtype, device), settings)
+    converse(_load(model, dtype, device, mask_id, shift), settings)
 
 
 @app.command()
@@ -192,6 +215,10 @@ def trace(
     from fastdllm.viz.html import write_page
 
     page = output or file.with_suffix(".html")
+    if page == file:
+        raise InputError(f"the page would overwrite {file}; name another with --output")
+    if not page.absolute().parent.is_dir():
+        raise InputError(f"there is no folder {page.parent}; make it first")
     write_page(Trace.load(file), page)
     print(page)
 
@@ -201,7 +228,7 @@ def inspect(
     model: Annotated[str, typer.Argument(help="A model folder, or a hub id.")],
     length: Annotated[int, typer.Option(min=1, help="Prompt and new tokens together.")] = 1024,
     batch: Annotated[int, typer.Option(min=1, help="Rows at once.")] = 1,
-    block_size: BlockSize = 32,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens in a block.")] = 32,
     dtype: Dtype = "auto",
 ) -> None:
     """Say what a checkpoint is and what it will take, without loading it."""

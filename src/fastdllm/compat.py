@@ -14,6 +14,8 @@ differences from that code:
 - rows of a batch stand in their own block and do not influence each other. `nfe` is the number of
   passes of the row that took the most.
 - decisions are taken on float32 doubts, not on float64 soft-maxes of the whole canvas.
+- `threshold`, `factor` and `frechet_margin` exclude each other; theirs lets one win silently.
+- `mask_id` is the model's own unless it is given; LLaDA's 126336 where the model names none.
 - no early stop, as theirs: the canvas is filled to the end.
 - `remasking` must be "low_confidence"; their "random" is not offered.
 """
@@ -125,16 +127,22 @@ def _rule(options: dict[str, float | None]) -> Selector | None:
     return given[0] if given else None
 
 
+def _mask_id(model: Any, given: int | None) -> int | None:
+    """LLaDA's, where neither the caller nor the model names one."""
+    known = model.config.mask_id if isinstance(model, Transformer) else None
+    return given if given is not None else known if known is not None else 126336
+
+
 def _with_cache(cache: str) -> Callable[..., tuple[Tensor, int]]:
     def generate(
         model: Any,
-        prompt: Int[Tensor, "batch length"],
+        prompt: Int[Tensor, "batch length"] | Int[Tensor, " length"],
         steps: int = 128,
         gen_length: int = 128,
         block_length: int = 128,
         temperature: float = 0.0,
         remasking: str = "low_confidence",
-        mask_id: int = 126336,
+        mask_id: int | None = None,
         threshold: float | None = None,
         factor: float | None = None,
         frechet_margin: float | None = None,
@@ -142,17 +150,22 @@ def _with_cache(cache: str) -> Callable[..., tuple[Tensor, int]]:
         """Prompt ids to the whole canvas and the number of forward passes, as Fast-dLLM's own."""
         if remasking != "low_confidence":
             raise InputError(f"remasking is {remasking!r}; only 'low_confidence' is run here")
-        if not isinstance(model, LLM):
-            policy = cache if isinstance(model, Transformer) else "none"
-            llm = LLM(model, mask_id=mask_id)
-        else:
-            llm, policy = LLM(model.model, mask_id=mask_id, shift=model.shift), cache
+        llm = model if isinstance(model, LLM) else LLM(model, mask_id=_mask_id(model, mask_id))
+        if mask_id is not None and llm.mask_id != mask_id:
+            llm = LLM(llm.model, mask_id=mask_id, shift=llm.shift)
+        if prompt.ndim == 1:
+            prompt = prompt[None]
         options = {"threshold": threshold, "factor": factor, "frechet_margin": frechet_margin}
         rule = _rule(options) or _schedule(steps, gen_length, block_length)
-        settings = Generation(gen_length, block_length, rule, policy, temperature, early_stop=False)
-        rows = [llm.row(ids, settings, number) for number, ids in enumerate(prompt)]
+        rows = []
+        for number, ids in enumerate(prompt):
+            seed = int(torch.randint(2**31, ())) if temperature else 0  # as theirs: torch's own
+            settings = Generation(
+                gen_length, block_length, rule, cache, temperature, seed=seed, early_stop=False
+            )
+            rows.append(llm.row(ids, settings, number))
         passes = [0] * len(rows)
-        for step in denoise(llm.reader(policy), rows, (mask_id,)):
+        for step in denoise(llm.reader(cache), rows, (llm.mask_id,)):
             passes[step.row] += 1
         return torch.stack([row.ids for row in rows]).to(prompt.device), max(passes, default=0)
 

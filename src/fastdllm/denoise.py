@@ -122,6 +122,8 @@ def denoise(reader: Reader, rows: list[Row], forbidden: Sequence[int]) -> Iterat
             committed = _select(profile, group)  # 10-19
             told = _tell(profile, committed, group, spots)
             for row, block, window, what in zip(group, blocks, windows, told, strict=True):
+                if row not in rows:  # taken away since the round began
+                    continue
                 step = Step(row.number, block, window, **what)
                 row.opened = block
                 row.apply(step)  # 20: reveal
@@ -231,7 +233,8 @@ class CachedReader:
         found = []
         for row in rows:
             block, length = row.block, len(row.ids)
-            opening = row.opened != block
+            # A row that was away has lost its lane, and must read its canvas anew.
+            opening = row.opened != block or (self.cache is not None and row not in self.lanes)
             window = POLICIES["none" if opening else self.policy](block, length)
             found.append(Range(max(0, window.start - self.shift), window.stop))
         return found
@@ -270,9 +273,8 @@ class CachedReader:
             mask = keys[:, None, None].to(self.device)
         if self.cache is None:
             return Fresh(mask)
-        for row in rows:
-            if row not in self.lanes:
-                self.lanes[row] = self.cache.take(len(row.ids))
+        new = [row for row in rows if row not in self.lanes]
+        self.lanes |= zip(new, self.cache.take(len(new), longest), strict=True)
         return self.cache.view([self.lanes[row] for row in rows], positions, longest, mask)
 
 

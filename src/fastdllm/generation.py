@@ -43,6 +43,8 @@ class Generation:
     def __post_init__(self) -> None:
         if isinstance(self.select, str):
             object.__setattr__(self, "select", parse(self.select))
+        if not isinstance(self.select, Selector):
+            raise InputError(f"select is {self.select!r}; wanted a rule, such as 'frechet:0.25'")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         check_policy(self.cache)
@@ -50,6 +52,8 @@ class Generation:
             _whole(name, getattr(self, name), 1)
         _whole("top_k", self.top_k, 0)
         _whole("seed", self.seed, 0)
+        if self.seed >= 2**63:
+            raise InputError(f"seed is {self.seed}; wanted one below 2**63")
         if not 0 <= self.temperature < math.inf:
             raise InputError(f"temperature is {self.temperature!r}; wanted a number in [0, inf)")
         if not 0 < self.top_p <= 1:

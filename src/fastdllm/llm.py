@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, overload
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from fastdllm.denoise import CachedReader, ForeignReader, Reader, Row, Step, denoise
 from fastdllm.errors import CheckpointError, InputError
 from fastdllm.generation import Completion, Generation, Usage
-from fastdllm.models.loading import Progress, find_folder, load_config, load_model
+from fastdllm.models.loading import Progress, find_folder, load_model
 from fastdllm.models.transformer import Transformer
 from fastdllm.tokenizer import Message, Tokenizer, split_holes, stable
 from fastdllm.tracing import Trace
@@ -72,14 +73,20 @@ class LLM:
         *,
         dtype: str = "auto",
         device: str = "auto",
+        mask_id: int | None = None,
+        shift: bool | None = None,
         progress: Progress | None = None,
     ) -> "LLM":
-        """A model folder or a hub id. Strict: a checkpoint that does not fit does not load."""
+        """A model folder or a hub id. Strict: a checkpoint that does not fit does not load.
+
+        `mask_id` and `shift` are for converted models whose files do not say.
+        """
         folder = find_folder(name)
-        load_config(folder)  # its errors come before the tokenizer's
-        tokenizer = Tokenizer.load(folder)
+        tokenizer = Tokenizer.load(folder)  # its errors come before the long wait
         model = load_model(folder, dtype, device, progress)
-        return cls(model, tokenizer, name=str(name))
+        if shift is not None:
+            model.config = replace(model.config, shift=shift)
+        return cls(model, tokenizer, mask_id=mask_id, name=str(name))
 
     # --- Generating ----------------------------------------------------------------------------
 
@@ -110,7 +117,9 @@ class LLM:
         settings = replace(settings or Generation(), early_stop=False, stop=())
         ids: list[int] = []
         masked: list[bool] = []
-        for piece in split_holes(text):
+        pieces = split_holes(text)
+        self._check_length(sum(piece for piece in pieces if isinstance(piece, int)))
+        for piece in pieces:
             new = [self.mask_id] * piece if isinstance(piece, int) else self._encode(piece)
             ids += new
             masked += [isinstance(piece, int)] * len(new)
@@ -119,7 +128,10 @@ class LLM:
         whole = self.tokenizer.decode(row.ids.tolist()) if self.tokenizer else ""
         filled = tuple(row.ids[torch.tensor(masked)].tolist())
         return replace(
-            done, text=whole, tokens=filled, usage=replace(done.usage, tokens=len(filled))
+            done,
+            text=whole,
+            tokens=filled,
+            usage=replace(done.usage, tokens=len(filled), prompt_tokens=len(ids) - len(filled)),
         )
 
     def stream(self, prompt: Prompt, settings: Generation | None = None) -> Iterator[str]:
@@ -145,6 +157,7 @@ class LLM:
         ids = self._ids(prompt)
         if not ids:
             raise InputError("the prompt is empty; give at least one token")
+        self._check_length(len(ids) + settings.max_tokens)
         masked = [False] * len(ids) + [True] * settings.max_tokens
         return self._row(ids + [self.mask_id] * settings.max_tokens, masked, settings, number)
 
@@ -153,10 +166,7 @@ class LLM:
         for step in denoise(self.reader(settings.cache), rows, (self.mask_id,)):
             if settings.stops:
                 row = next(row for row in rows if row.number == step.row)
-                if (
-                    row.finish is None
-                    and _first_stop(self.known_text(row), settings.stops) is not None
-                ):
+                if _first_stop(self.known_text(row), settings.stops) is not None:
                     row.finish = "stop"
             yield step
 
@@ -178,20 +188,20 @@ class LLM:
     def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self._encode(prompt)
-        if isinstance(prompt, Tensor):
-            return [int(i) for i in prompt.flatten()]
-        if prompt and isinstance(prompt[0], Mapping):
+        parts = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+        if isinstance(parts, list | tuple) and all(isinstance(p, Integral) for p in parts):
+            return [int(p) for p in parts]
+        if isinstance(parts, list | tuple) and all(isinstance(p, Mapping) for p in parts):
             if self.tokenizer is None:
                 raise InputError(f"{self.name} has no tokenizer, so it cannot chat; give token ids")
-            return self._encode(self.tokenizer.chat(prompt))  # type: ignore[arg-type]
-        return [int(i) for i in prompt]  # type: ignore[arg-type]
+            return self._encode(self.tokenizer.chat(parts))
+        raise InputError(
+            f"a prompt of type {type(prompt).__name__} cannot be read; wanted text, a list of "
+            "token ids, or a list of chat messages"
+        )
 
     def _row(self, ids: list[int], masked: list[bool], settings: Generation, number: int) -> Row:
-        if self.context is not None and len(ids) > self.context:
-            raise InputError(
-                f"prompt and new tokens make a canvas of {len(ids)}, more than the model's context "
-                f"of {self.context}; shorten the prompt or lower max_tokens"
-            )
+        self._check_length(len(ids))
         if self.vocab is not None and not all(0 <= i < self.vocab for i in ids):
             bad = next(i for i in ids if not 0 <= i < self.vocab)
             raise InputError(
@@ -208,6 +218,13 @@ class LLM:
             end_ids=self.end_ids if settings.early_stop else (),
             sampling=settings.sampling(self.device),
         )
+
+    def _check_length(self, length: int) -> None:
+        if self.context is not None and length > self.context:
+            raise InputError(
+                f"prompt and new tokens make a canvas of {length}, more than the model's context "
+                f"of {self.context}; shorten the prompt or lower max_tokens"
+            )
 
     def _complete(self, rows: list[Row], settings: Generation, trace: bool) -> list[Completion]:
         runs = [Run(self, row, settings, trace) for row in rows]
@@ -263,10 +280,22 @@ class Run:
 
     def completion(self) -> Completion:
         """The result."""
-        tokens = self.llm.known_tokens(self.row)
+        tokens = self._tokens()
         usage = Usage(self.nfe, self.row.origin, len(tokens), self.seconds)
         kept = self._trace() if self.trace else None
         return Completion(self.text(), tokens, self.row.finish or "length", usage, kept)
+
+    def _tokens(self) -> tuple[int, ...]:
+        """The tokens of the text: those of a stop string, and after it, do not count."""
+        tokens = self.llm.known_tokens(self.row)
+        tokenizer, stops = self.llm.tokenizer, self.settings.stops
+        if tokenizer is None or _first_stop(tokenizer.decode(tokens), stops) is None:
+            return tokens
+        size = len(self.text())
+        kept = 0
+        while kept < len(tokens) and len(tokenizer.decode(tokens[: kept + 1])) <= size:
+            kept += 1
+        return tokens[:kept]
 
     def _trace(self) -> Trace:
         seen = {*self.canvas, *(token for step in self.taken for token in step.tokens)}
@@ -274,7 +303,7 @@ class Run:
         return Trace(
             model=self.llm.name,
             select=str(self.settings.rule),
-            cache=self.settings.cache,
+            cache=self.settings.cache if isinstance(self.llm.model, Transformer) else "none",
             block_size=self.settings.block_size,
             canvas=self.canvas,
             origin=self.row.origin,
@@ -286,9 +315,11 @@ class Run:
 
 def _is_many(prompt: Any) -> bool:
     """A list of prompts; a list of numbers or of messages is one."""
-    if isinstance(prompt, str | Tensor):
-        return isinstance(prompt, Tensor) and prompt.ndim == 2
-    return bool(prompt) and not isinstance(prompt[0], int | Mapping)
+    if hasattr(prompt, "ndim"):
+        return bool(prompt.ndim == 2)
+    if not isinstance(prompt, list | tuple):
+        return False
+    return not all(isinstance(p, Integral | Mapping) for p in prompt)
 
 
 def _first_stop(text: str, stop: tuple[str, ...]) -> int | None:

@@ -45,7 +45,10 @@ class Tokenizer:
         """The folder's tokenizer, or None if it has none."""
         from tokenizers import Tokenizer as Core
 
-        settings = _json(folder / "tokenizer_config.json")
+        settings = {
+            **_json(folder / "special_tokens_map.json"),
+            **_json(folder / "tokenizer_config.json"),
+        }
         template = folder / "chat_template.jinja"
         chat = template.read_text() if template.exists() else _chat(settings.get("chat_template"))
         try:
@@ -80,17 +83,22 @@ class Tokenizer:
         def refuse(message: str) -> None:
             raise TemplateError(message)
 
-        room = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        room = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
         room.globals |= {
             "raise_exception": refuse,
             "strftime_now": lambda form: datetime.now().strftime(form),
         }
+        room.filters["tojson"] = lambda value, **options: json.dumps(
+            value, **{"ensure_ascii": False, **options}
+        )
         names = {k: _content(v) for k, v in self.settings.items() if k.endswith("_token")}
         try:
             return room.from_string(self.template).render(
                 messages=list(messages), add_generation_prompt=True, **names
             )
-        except TemplateError as error:
+        except Exception as error:  # a template is a program: it can fail in any way
             raise InputError(f"the chat template refused these messages: {error}") from None
 
 

@@ -76,6 +76,7 @@ LLADA_WANTED: Json = {
     "layer_norm_type": "rms",
     "activation_type": "silu",
     "rope": True,
+    "rope_full_precision": True,
     "alibi": False,
     "include_bias": False,
     "bias_for_layer_norm": False,
@@ -116,6 +117,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(LLAMA_NAMES, LLAMA_KEYS, LLAMA_WANTED, {**LLAMA_SWITCHES, "qkv_bias": True}),
     "qwen3": Family(LLAMA_NAMES, LLAMA_KEYS, LLAMA_WANTED, {**LLAMA_SWITCHES, "qk_norm": True}),
 }
+FAMILIES |= {f"a2d-{name}": FAMILIES[name] for name in ("llama", "qwen2", "qwen3")}  # dLLM's
 
 
 def read_config(raw: Json, generation: Json | None = None) -> ModelConfig:
@@ -125,8 +127,7 @@ def read_config(raw: Json, generation: Json | None = None) -> ModelConfig:
         hint = did_you_mean(kind, FAMILIES)
         raise CheckpointError(f"config.json: model_type '{kind}' is not a known family; {hint}")
     family = FAMILIES[kind]
-    if rope := raw.get("rope_parameters"):  # as transformers writes it since version 5
-        raw = {**raw, "rope_theta": rope["rope_theta"]}
+    raw = _plain_rope(raw)
     for key, value in family.wanted.items():
         if raw.get(key, value) != value:
             raise CheckpointError(
@@ -137,19 +138,37 @@ def read_config(raw: Json, generation: Json | None = None) -> ModelConfig:
     _check_whole(values, "layers", "width", "heads", "kv_heads", "mlp", "vocab", "context")
     values["head_dim"] = values["head_dim"] or values["width"] // values["heads"]
     _check_whole(values, "head_dim")
+    for name in ("eps", "theta"):
+        if not isinstance(values[name], float | int) or values[name] <= 0:
+            raise CheckpointError(f"config.json: {name} is {values[name]!r}; wanted a number > 0")
+    if values["head_dim"] % 2:
+        raise CheckpointError(f"config.json: head_dim is {values['head_dim']}; wanted an even one")
     if values["heads"] % values["kv_heads"]:
         raise CheckpointError(
             f"config.json: {values['heads']} heads cannot share {values['kv_heads']} key heads"
         )
     # A converted model may have been trained either way; its config.json can say so.
     switches = {**family.switches, **({"shift": raw["shift"]} if "shift" in raw else {})}
+    if not isinstance(switches["shift"], bool):
+        raise CheckpointError(f"config.json: shift is {raw['shift']!r}; wanted true or false")
     return ModelConfig(
         family=kind,
         **{**switches, **values},
         stored_dtype=str(raw.get("torch_dtype") or raw.get("dtype") or "float32"),
-        mask_id=_first(raw.get("mask_token_id"), (generation or {}).get("mask_token_id")),
-        end_ids=_ids(raw.get("eos_token_id")) + _ids((generation or {}).get("eos_token_id")),
+        mask_id=next(iter(_ids(raw, "mask_token_id") + _ids(generation, "mask_token_id")), None),
+        end_ids=_ids(raw, "eos_token_id") + _ids(generation, "eos_token_id"),
     )
+
+
+def _plain_rope(raw: Json) -> Json:
+    """The rotation's settings where we look for them; any but the plain one is refused."""
+    new = raw.get("rope_parameters") or {}  # as transformers writes it since version 5
+    for settings in (new, raw.get("rope_scaling") or {}):
+        kind = settings.get("rope_type", settings.get("type", "default"))
+        if kind != "default" or settings.get("partial_rotary_factor", 1.0) != 1.0:
+            raise CheckpointError(f"config.json: RoPE of type {kind!r} is not run here, only plain")
+    theta = {"rope_theta": new["rope_theta"]} if "rope_theta" in new else {}
+    return {**raw, **theta, "rope_scaling": None}
 
 
 def _read(raw: Json, key: Any) -> Any:
@@ -170,12 +189,13 @@ def _check_whole(values: Json, *names: str) -> None:
             )
 
 
-def _first(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)
-
-
-def _ids(value: int | list[int] | None) -> tuple[int, ...]:
-    return () if value is None else (value,) if isinstance(value, int) else tuple(value)
+def _ids(raw: Json | None, key: str) -> tuple[int, ...]:
+    """None, one or several token ids."""
+    value = (raw or {}).get(key)
+    ids = () if value is None else (value,) if isinstance(value, int) else value
+    if not isinstance(ids, list | tuple) or not all(isinstance(i, int) for i in ids):
+        raise CheckpointError(f"{key} is {value!r}; wanted a token id, or a list of them")
+    return tuple(ids)
 
 
 def tensor_name(family: str, ours: str) -> str:

@@ -1,9 +1,11 @@
 """What a checkpoint is and what it will cost, before anything is loaded."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fastdllm.models.config import ModelConfig
 from fastdllm.models.loading import DTYPES, find_folder, load_config, pick_dtype, weight_files
@@ -35,11 +37,18 @@ def cost(config: ModelConfig, dtype: str, length: int, batch: int, block_size: i
     )
 
 
+def _files(folder: Path) -> str:
+    """The weight files, if they are there: of a hub id only the texts are fetched."""
+    if not list(folder.glob("*.safetensors")) and not list(folder.glob("*.bin")):
+        return "not here yet"
+    return ", ".join(path.name for path in weight_files(folder))
+
+
 def describe(name: str, dtype: str, length: int, batch: int, block_size: int) -> None:
     """Print family, sizes, dtype, special tokens and the memory a run needs."""
     import torch
 
-    folder = find_folder(name)
+    folder = find_folder(name, weights=False)
     config, tokenizer = load_config(folder), Tokenizer.load(folder)
     # The dtype of an accelerator: `auto` on a CPU is float32, whatever is stored.
     kind = str(pick_dtype(dtype, config, torch.device("cuda"))).removeprefix("torch.")
@@ -63,7 +72,7 @@ def describe(name: str, dtype: str, length: int, batch: int, block_size: int) ->
         "end tokens": ", ".join(map(token, ends)) or "none",
         "tokenizer": f"{len(tokenizer):,} tokens" if tokenizer else "none: takes token ids only",
         "chat template": "yes" if tokenizer and tokenizer.template else "no",
-        "files": ", ".join(path.name for path in weight_files(folder)),
+        "files": _files(folder),
         "stored as": config.stored_dtype,
     }
     memory = {
@@ -74,7 +83,7 @@ def describe(name: str, dtype: str, length: int, batch: int, block_size: int) ->
     }
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in rows.items():
-        table.add_row(key, value)
+        table.add_row(key, Text(value))  # not markup: a token may be called [mask]
     for key, size in memory.items():
         table.add_row(key, f"{size / 1e9:,.3f} GB")
     Console().print(table)

@@ -1,8 +1,7 @@
 """From a folder or a hub id to a loaded model: strict, no second copy, no remote code ever."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,18 @@ from fastdllm.models.transformer import Transformer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
-SHOWN = 8  # names listed in an error before "and N more"
+FLOATS = {"F64", "F32", "F16", "BF16"}
 
 Progress = Callable[[int, int], None]
 """Called with tensors done and tensors in all."""
 
 
-def find_folder(name: str | Path) -> Path:
-    """A folder as it is; anything else is taken for a hub id and downloaded (weights and text)."""
-    folder = Path(name).expanduser()
+def find_folder(name: str | Path, *, weights: bool = True) -> Path:
+    """A folder as it is; anything else is taken for a hub id and downloaded, text and weights."""
+    try:
+        folder = Path(name).expanduser()
+    except RuntimeError as error:  # ~someone who is nobody
+        raise CheckpointError(f"'{name}' is not a folder: {error}") from None
     if folder.is_dir():
         return folder
     if folder.exists() or str(name).startswith((".", "/", "~")) or str(name).count("/") != 1:
@@ -35,7 +37,8 @@ def find_folder(name: str | Path) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(str(name), allow_patterns=FILES))
+        wanted = FILES if weights else [kind for kind in FILES if kind != "*.safetensors"]
+        return Path(snapshot_download(str(name), allow_patterns=wanted))
     except Exception as error:  # the hub's client raises a dozen kinds
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
@@ -70,10 +73,14 @@ def pick_device(device: str) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if device.split(":")[0] not in ("cpu", "cuda", "mps"):
+        raise InputError(f"unknown device '{device}'; try auto, cpu, cuda, cuda:1 or mps")
     try:
-        return torch.device(device)
-    except RuntimeError:
-        raise InputError(f"unknown device '{device}'; try auto, cpu, cuda, cuda:1 or mps") from None
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"device '{device}' cannot be used here: {reason}") from None
+    return torch.device(device)
 
 
 def pick_dtype(dtype: str, config: ModelConfig, device: torch.device) -> torch.dtype:
@@ -95,17 +102,17 @@ def load_model(
     kind = pick_dtype(dtype, config, place)
     with torch.device("meta"):
         model = Transformer(config)
-    with _open_all(weight_files(folder)) as files:
-        wanted = {
-            tensor_name(config.family, name): (name, tuple(parameter.shape))
-            for name, parameter in model.named_parameters()  # a tied head is named once
-        }
-        _check(folder, {k: shape for k, (_, shape) in wanted.items()}, files)
-        for done, (theirs, (ours, _)) in enumerate(wanted.items(), 1):
-            # Memory-mapped: converted and moved one tensor at a time, or used as it lies.
-            _assign(model, ours, files[theirs].get_tensor(theirs).to(place, kind))
-            if progress:
-                progress(done, len(wanted))
+    files = _open_all(weight_files(folder))
+    wanted = {
+        tensor_name(config.family, name): (name, tuple(parameter.shape))
+        for name, parameter in model.named_parameters()  # a tied head is named once
+    }
+    _check(folder, {k: shape for k, (_, shape) in wanted.items()}, files)
+    for done, (theirs, (ours, _)) in enumerate(wanted.items(), 1):
+        # Memory-mapped: converted and moved one tensor at a time, or used as it lies.
+        _assign(model, ours, files[theirs].get_tensor(theirs).to(place, kind))
+        if progress:
+            progress(done, len(wanted))
     if config.tied:
         model.head.weight = model.embed.weight
     return model.eval().requires_grad_(False)
@@ -115,11 +122,14 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder: one, or those its index names."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        shards = sorted(set(read_json(index).get("weight_map", {}).values()))
+        where = read_json(index).get("weight_map")
+        if not isinstance(where, dict) or not all(isinstance(f, str) for f in where.values()):
+            raise CheckpointError(f"{index}: weight_map does not map tensor names to files")
+        shards = sorted(set(where.values()))
         missing = [name for name in shards if not (folder / name).exists()]
         if missing or not shards:
             raise CheckpointError(
-                f"{folder}: the index names {_some(missing) or 'no file'}, not there; "
+                f"{folder}: the index names {', '.join(missing) or 'no file'}, not there; "
                 "download the folder again"
             )
         return [folder / name for name in shards]
@@ -128,14 +138,14 @@ def weight_files(folder: Path) -> list[Path]:
     pickled = sorted(p.name for kind in ("*.bin", "*.pt", "*.pth") for p in folder.glob(kind))
     if pickled:
         raise CheckpointError(
-            f"{folder} holds only pickled weights ({_some(pickled)}), and loading those runs code; "
-            "convert them with transformers: model.save_pretrained(folder, safe_serialization=True)"
+            f"{folder} holds only pickled weights ({', '.join(pickled)}), and loading those runs "
+            "code; convert them first with transformers: "
+            "model.save_pretrained(folder, safe_serialization=True)"
         )
     raise CheckpointError(f"{folder} has no model.safetensors; is the download complete?")
 
 
-@contextmanager
-def _open_all(paths: list[Path]) -> Iterator[dict[str, Any]]:
+def _open_all(paths: list[Path]) -> dict[str, Any]:
     """Tensor name to the open file that holds it."""
     found: dict[str, Any] = {}
     for path in paths:
@@ -146,7 +156,7 @@ def _open_all(paths: list[Path]) -> Iterator[dict[str, Any]]:
             raise CheckpointError(
                 f"{path} is damaged or cut short ({error}); download it again"
             ) from None
-    yield found
+    return found
 
 
 def _check(folder: Path, wanted: dict[str, tuple[int, ...]], files: dict[str, Any]) -> None:
@@ -160,17 +170,15 @@ def _check(folder: Path, wanted: dict[str, tuple[int, ...]], files: dict[str, An
             for name, shape in wanted.items()
             if name in shapes and shapes[name] != shape
         ],
+        "not of a float dtype": sorted(
+            name for name, file in files.items() if file.get_slice(name).get_dtype() not in FLOATS
+        ),
     }
-    listed = [f"{len(names)} {kind}: {_some(names)}" for kind, names in problems.items() if names]
+    listed = [f"{len(n)} {kind}: {', '.join(n)}" for kind, n in problems.items() if n]
     if listed:
         raise CheckpointError(
             f"{folder}: the tensors do not fit its config.json; {'; '.join(listed)}"
         )
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _assign(model: nn.Module, name: str, value: Tensor) -> None:

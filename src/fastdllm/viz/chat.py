@@ -24,7 +24,7 @@ def converse(llm: LLM, settings: Generation) -> None:
     """Read a line, answer it, remember both. Ctrl-C ends an answer, or the conversation."""
     if llm.tokenizer is None or not llm.tokenizer.template:
         raise InputError(f"{llm.name} has no chat template; use `fastdllm generate` instead")
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False, soft_wrap=True)
     console.print(f"[dim]{llm.name}, {settings.rule}, cache {settings.cache}; /help for help[/dim]")
     messages: list[Message] = []
     while True:
@@ -43,7 +43,7 @@ def converse(llm: LLM, settings: Generation) -> None:
             elif line:
                 messages = answer(console, llm, settings, messages, line)
         except FastDLLMError as error:
-            console.print(f"[red]{error}[/red]", markup=True)
+            console.print(str(error), style="red", markup=False)
 
 
 def command(console: Console, line: str, settings: Generation) -> Generation:

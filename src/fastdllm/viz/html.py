@@ -16,8 +16,8 @@ from fastdllm.tracing import Trace
 def trace_page(trace: Trace) -> str:
     """The page, with the trace inside it. It loads nothing from anywhere."""
     template = files("fastdllm.viz").joinpath("trace.html").read_text(encoding="utf-8")
-    # "</" would end the script early, whatever the tokens say.
-    data = json.dumps(_data(trace), ensure_ascii=False).replace("</", "<\\/")
+    # Whatever the tokens say: no "<" can end the script early or open another.
+    data = json.dumps(_data(trace), ensure_ascii=False).replace("<", "\\u003c")
     title = escape(f"{trace.model}: {trace.select}, cache {trace.cache}")
     return template.replace("__TITLE__", title).replace("__DATA__", data)
 
