@@ -25,10 +25,7 @@ lint: $(READY)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 bench: $(READY)
-	@echo "==> logits to profile, against the usual way, on this machine"
-	@$(BIN)/python benchmarks/predict.py
-	@echo "==> whole decoding, against a straightforward decoder"
-	@$(BIN)/python benchmarks/decode.py
+	@$(BIN)/python benchmarks/all.py
 
 figures: $(READY)
 	@echo "==> docs/figures"

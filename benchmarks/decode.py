@@ -6,12 +6,12 @@ median of the ratios.
 """
 
 import json
-import platform
 import statistics
 import time
 
 import straightforward
 import torch
+from predict import machine
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -108,7 +108,8 @@ def measure(vocab: int, cache: str) -> dict[str, object]:
     }
 
 
-def main() -> None:
+def run() -> dict[str, object]:
+    """Measure every case and print the table."""
     cases = [(vocab, cache) for vocab in ROUNDS for cache in ("none", "prefix", "dual")]
     rows = [measure(*case) for case in track(cases, "measuring", transient=True)]
     table = Table(title="decoding, float32: straightforward and ours", title_justify="left")
@@ -119,9 +120,8 @@ def main() -> None:
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
     Console(width=110).print(table)
-    machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    print(json.dumps({"benchmark": "decode", "machine": machine, "rows": rows}))
+    return {"benchmark": "decode", "machine": machine(), "rows": rows}
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(run()))

@@ -79,10 +79,8 @@ def measure(shape: tuple[int, ...]) -> dict[str, object]:
     }
 
 
-def main() -> None:
-    if len(sys.argv) > 1:
-        print(json.dumps(rounds(tuple(map(int, sys.argv[1:])))))
-        return
+def run() -> dict[str, object]:
+    """Measure every shape and print the table."""
     table = Table(title="logits to profile, float32: the usual way and ours", title_justify="left")
     names = ("shape", "usual ms", "ours ms", "x faster", "usual MB", "ours MB", "x less")
     for name in names:
@@ -90,10 +88,14 @@ def main() -> None:
     rows = [measure(shape) for shape in track(SHAPES, "measuring", transient=True)]
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
-    machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    print(json.dumps({"benchmark": "predict", "machine": machine, "rows": rows}))
+    Console(width=110).print(table)
+    return {"benchmark": "predict", "machine": machine(), "rows": rows}
+
+
+def machine() -> str:
+    return f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
 if __name__ == "__main__":
-    main()
+    of_one = tuple(map(int, sys.argv[1:]))
+    print(json.dumps(rounds(of_one) if of_one else run()))
