@@ -204,6 +204,53 @@ def chat(
 
 
 @app.command()
+def train(
+    output: Annotated[Path, typer.Option(help="The folder of the run; it resumes what is there.")],
+    recipe: Annotated[str, typer.Option(help="A recipe file, or tiny-llada or tiny-dream.")] = "",
+    init: Annotated[str, typer.Option(help="A checkpoint folder or hub id to go on from.")] = "",
+    task: Annotated[
+        list[str] | None, typer.Option(help="A task to learn, with a weight: lists=2. Repeat it.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="JSONL with prompt and answer.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any key of the recipe: steps=500, lr=1e-3.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=0, help="Of each process; 0: torch decides.")] = 0,
+    device: Device = "auto",
+    save_every: Annotated[int, typer.Option(min=1, help="Steps between states.")] = 200,
+    eval_every: Annotated[int, typer.Option(min=0, help="Steps between evaluations.")] = 0,
+    eval_count: Annotated[int, typer.Option(min=1, help="Held-out problems of each.")] = 32,
+) -> None:
+    """Train a masked diffusion model, from scratch or from a checkpoint.
+
+    A small one, in minutes:  fastdllm train --output run --task lists --set steps=300
+
+    Your own data:  fastdllm train --output run --data pairs.jsonl --init path/to/checkpoint
+
+    On two cores:  torchrun --nproc-per-node 2 -m fastdllm train --threads 1 ...
+
+    Kill it at any moment: the same command goes on from the last state.
+    """
+    import torch
+
+    from fastdllm.models.loading import pick_device
+    from fastdllm.training.recipe import choose
+    from fastdllm.training.run import run
+
+    chosen = choose(recipe, init=init, tasks=task or [], data=data, values=set_ or [])
+    if threads:
+        torch.set_num_threads(threads)
+    run(
+        chosen,
+        output,
+        device=pick_device(device),
+        save_every=save_every,
+        eval_every=eval_every,
+        eval_count=eval_count,
+    )
+
+
+@app.command()
 def trace(
     file: Annotated[Path, typer.Argument(help="A trace saved by `generate --trace`.")],
     output: Annotated[

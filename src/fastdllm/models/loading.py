@@ -16,6 +16,9 @@ from fastdllm.models.transformer import Transformer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
+ZOO = Path(__file__).parent.parent / "zoo"
+EMBEDDED = ("tiny-llada", "tiny-dream")
+"""The models that come with the package."""
 FLOATS = {"F64", "F32", "F16", "BF16"}
 
 Progress = Callable[[int, int], None]
@@ -23,16 +26,19 @@ Progress = Callable[[int, int], None]
 
 
 def find_folder(name: str | Path, *, weights: bool = True) -> Path:
-    """A folder as it is; anything else is taken for a hub id and downloaded, text and weights."""
+    """A folder as it is, an embedded model by its name; anything else is a hub id to download."""
     try:
         folder = Path(name).expanduser()
     except RuntimeError as error:  # ~someone who is nobody
         raise CheckpointError(f"'{name}' is not a folder: {error}") from None
     if folder.is_dir():
         return folder
+    if str(name) in EMBEDDED:
+        return ZOO / str(name)
     if folder.exists() or str(name).startswith((".", "/", "~")) or str(name).count("/") != 1:
         raise CheckpointError(
-            f"'{name}' is not a folder; wanted a folder with config.json, or a hub id owner/name"
+            f"'{name}' is not a folder; wanted a folder with config.json, a hub id owner/name, "
+            f"or one of {', '.join(EMBEDDED)}"
         )
     from huggingface_hub import snapshot_download
 

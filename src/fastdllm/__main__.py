@@ -1,0 +1,5 @@
+"""`python -m fastdllm`, for torchrun."""
+
+from fastdllm.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Tasks and their scores: a small file each."""

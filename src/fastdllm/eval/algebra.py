@@ -1,0 +1,121 @@
+r"""Algebra, MATH's little sibling: linear equations, fractions, expanding and collecting.
+
+Solve for x: 3x + 5 = 26.
+
+First subtract 5 from both sides. This gives 3x = 26 - 5 = 21. Then divide both sides by 3.
+This gives x = 21 / 3 = 7. The answer is $\boxed{7}$.
+"""
+
+import random
+import re
+from math import gcd
+
+from fastdllm.eval.scoring import math_equal
+from fastdllm.eval.task import Problem, Task
+
+LETTERS = ("x", "y", "z", "n", "t", "k")
+
+
+def one_side(rng: random.Random) -> tuple[str, str, str]:
+    """ax + b = c."""
+    a, x = _factors(rng)
+    b, plus = rng.randint(1, 9), rng.random() < 0.5
+    c = a * x + b if plus else a * x - b
+    if not 10 <= c <= 99:
+        return one_side(rng)
+    sign, verb, undo = ("+", "subtract {} from", "-") if plus else ("-", "add {} to", "+")
+    solved = (
+        f"First {verb.format(b)} both sides. This gives {a}x = {c} {undo} {b} = {a * x}. "
+        f"{_divide(a, x)}"
+    )
+    return f"Solve for x: {a}x {sign} {b} = {c}.", solved, str(x)
+
+
+def two_sides(rng: random.Random) -> tuple[str, str, str]:
+    """ax + b = cx + d."""
+    a, x = _factors(rng)  # what is left of x after collecting
+    c, b = rng.randint(2, 9), rng.randint(1, 9)
+    d = a * x + b
+    if a + c > 9 or d > 99:
+        return two_sides(rng)
+    solved = (
+        f"First subtract {c}x from both sides. This gives {a}x + {b} = {d}. "
+        f"Then subtract {b} from both sides. This gives {a}x = {d} - {b} = {a * x}. {_divide(a, x)}"
+    )
+    return f"Solve for x: {a + c}x + {b} = {c}x + {d}.", solved, str(x)
+
+
+def fractions(rng: random.Random) -> tuple[str, str, str]:
+    """a/b + c/d with b and d coprime, so that the sum is in lowest terms by itself."""
+    b, d = rng.randint(2, 9), rng.randint(2, 9)
+    a, c = rng.randint(1, b - 1), rng.randint(1, d - 1)
+    plus = rng.random() < 0.5
+    top = a * d + c * b if plus else a * d - c * b
+    if gcd(b, d) > 1 or gcd(a, b) > 1 or gcd(c, d) > 1 or b * d < 10 or top < 1:
+        return fractions(rng)
+    sign = "+" if plus else "-"
+    solved = (
+        f"The common denominator is {b} * {d} = {b * d}. The first numerator is "
+        f"{a} * {d} = {a * d}. The second numerator is {c} * {b} = {c * b}. "
+        f"Together they are {a * d} {sign} {c * b} = {top}."
+    )
+    asked = f"Compute \\frac{{{a}}}{{{b}}} {sign} \\frac{{{c}}}{{{d}}}."
+    return asked, solved, f"\\frac{{{top}}}{{{b * d}}}"
+
+
+def expand(rng: random.Random) -> tuple[str, str, str]:
+    """a(x + b) + c(x + d)."""
+    a, b = _factors(rng)
+    c, d = _factors(rng)
+    if a + c > 9 or a * b + c * d > 99:
+        return expand(rng)
+    solved = (
+        f"Expand the first part: {a}(x + {b}) = {a}x + {a * b}. "
+        f"Expand the second part: {c}(x + {d}) = {c}x + {c * d}. "
+        f"Collect the terms: {a}x + {c}x = {a + c}x and {a * b} + {c * d} = {a * b + c * d}."
+    )
+    return (
+        f"Expand and collect: {a}(x + {b}) + {c}(x + {d}).",
+        solved,
+        f"{a + c}x + {a * b + c * d}",
+    )
+
+
+def _factors(rng: random.Random) -> tuple[int, int]:
+    """Two digits whose product has two."""
+    while True:
+        a, b = rng.randint(2, 9), rng.randint(2, 9)
+        if a * b >= 10:
+            return a, b
+
+
+def _divide(a: int, x: int) -> str:
+    return f"Then divide both sides by {a}. This gives x = {a * x} / {a} = {x}."
+
+
+def make(rng: random.Random) -> Problem:
+    """One problem, of one of the four kinds, in one of six letters."""
+    kind = rng.choices((one_side, two_sides, fractions, expand), (2, 3, 2, 3))[0]
+    prompt, solved, result = kind(rng)
+    answer = f"{solved} The answer is $\\boxed{{{result}}}$."
+    if kind is not fractions:
+        letter = rng.choice(LETTERS)
+        prompt, answer, result = (_in_letter(s, letter) for s in (prompt, answer, result))
+    return Problem(prompt, answer, {"result": result})
+
+
+def _in_letter(text: str, letter: str) -> str:
+    """The same with another unknown.
+
+    >>> _in_letter("Expand 3(x + 4) = 3x + 12", "y")
+    'Expand 3(y + 4) = 3y + 12'
+    """
+    return re.sub(r"(?<![a-zA-Z])x(?![a-zA-Z])", letter, text)
+
+
+def score(problem: Problem, text: str) -> bool:
+    """Whether what stands in the last box equals the result, by MATH's scorer."""
+    return math_equal(problem.check["result"], text)
+
+
+TASK = Task("algebra", 1, make, score)

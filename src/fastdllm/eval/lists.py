@@ -1,0 +1,65 @@
+"""Lists, where dependence is on purpose: copy, reverse, sort, replace, shuffle.
+
+    Reverse this list: fig, plum, kiwi, ...
+
+    Here is the list in reverse order:
+    1. kiwi
+    2. plum
+    3. fig
+
+Committing in parallel is harmless for a copy and dangerous for a shuffle: there every permutation
+is right and a repeated item is wrong, so no place can be filled without looking at the others.
+"""
+
+import random
+import re
+
+from fastdllm.eval.task import Problem, Task
+
+WORDS = (
+    "ant", "bear", "cat", "deer", "duck", "eel", "fish", "fox", "frog", "goat", "hare", "hawk",
+    "hen", "ibis", "lamb", "lion", "mole", "moth", "mouse", "newt", "otter", "owl", "pig", "pony",
+    "rat", "seal", "shark", "sheep", "snail", "swan", "tiger", "toad", "vole", "wasp", "wolf",
+    "wren", "yak", "zebra",
+)  # fmt: skip
+HEADINGS = {
+    "copy": "Here is the same list again:",
+    "reverse": "Here is the list in reverse order:",
+    "sort": "Here is the list in alphabetical order:",
+    "replace": "Here is the list with the new word:",
+    "shuffle": "Here is the list in random order:",
+}
+
+
+def make(rng: random.Random) -> Problem:
+    """One problem, of one of the five kinds."""
+    kind = rng.choice(tuple(HEADINGS))
+    words = rng.sample(WORDS, rng.randint(9, 12))
+    asked, result = f"{kind.capitalize()} this list", list(words)
+    if kind == "reverse":
+        result = words[::-1]
+    elif kind == "sort":
+        result = sorted(words)
+    elif kind == "shuffle":
+        rng.shuffle(result)
+    elif kind == "replace":
+        old = rng.choice(words)
+        new = rng.choice([w for w in WORDS if w not in words])
+        asked = f"Replace {old} with {new} in this list"
+        result = [new if w == old else w for w in words]
+    numbered = [f"{i}. {word}" for i, word in enumerate(result, 1)]
+    answer = "\n".join([HEADINGS[kind], *numbered])
+    return Problem(f"{asked}: {', '.join(words)}.", answer, {"kind": kind, "result": result})
+
+
+def score(problem: Problem, text: str) -> bool:
+    """Whether the numbered lines are the result; of a shuffle, whether they are all there."""
+    found = re.findall(r"^(\d+)\. (\S+)$", text, flags=re.MULTILINE)
+    numbers, words = [int(n) for n, _ in found], [word for _, word in found]
+    wanted = problem.check["result"]
+    if problem.check["kind"] == "shuffle":
+        words, wanted = sorted(words), sorted(wanted)
+    return words == wanted and numbers == list(range(1, len(wanted) + 1))
+
+
+TASK = Task("lists", 1, make, score)

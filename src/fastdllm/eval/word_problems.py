@@ -1,0 +1,114 @@
+"""Word problems, GSM8K's little sibling: two to five steps, the arithmetic spelt out.
+
+    Mia has 34 shells. She finds 7 more shells. She gives 15 shells to Tom. How many shells does
+    Mia have now?
+
+    Mia starts with 34 shells. She finds 7, so now she has 34 + 7 = 41 shells. She gives away 15,
+    so now she has 41 - 15 = 26 shells.
+    #### 26
+
+Every total has two digits, so that how long a number is says nothing about which one it is. How
+an answer says "so now she has" is drawn once for the whole of it: all its sentences depend on that
+draw.
+"""
+
+import random
+import re
+
+from fastdllm.eval.task import Problem, Task
+
+SHE = ("Mia", "Anna", "Lucy", "Emma", "Sara", "Nina", "Zoe", "Ruth")
+HE = ("Tom", "Ben", "Sam", "Max", "Leo", "Paul", "Jack", "Omar")
+OBJECTS = (
+    "apples", "books", "cards", "coins", "shells", "stamps", "pens", "eggs", "stones", "toys",
+    "cakes", "balls", "kites", "beads", "plums", "maps",
+)  # fmt: skip
+BOXES = ("boxes", "bags", "jars", "packs")
+LEADS = (", so now {he} has", ", which makes")
+
+# Kind of step -> what the problem says, and how the answer takes it up.
+GAIN = (
+    ("{He} buys {k} more {objects}.", "{He} buys {k}"),
+    ("{He} finds {k} more {objects}.", "{He} finds {k}"),
+    ("{friend} gives {him} {k} {objects}.", "{He} gets {k}"),
+    ("Then {k} more {objects} arrive.", "{He} gets {k}"),
+)
+LOSS = (
+    ("{He} gives {k} {objects} to {friend}.", "{He} gives away {k}"),
+    ("{He} loses {k} {objects}.", "{He} loses {k}"),
+    ("{He} sells {k} of the {objects}.", "{He} sells {k}"),
+    ("{friend} takes {k} of the {objects}.", "{He} gives away {k}"),
+)
+PACKS = (
+    ("{He} buys {a} {boxes} with {b} {objects} each.", "{a} {boxes} of {b} are {a} * {b} = {k}"),
+    ("{friend} brings {a} {boxes} of {b} {objects}.", "{a} {boxes} of {b} are {a} * {b} = {k}"),
+)
+DOUBLE = (
+    ("Then the number of {objects} doubles.", "The number doubles"),
+    ("{friend} doubles what {he} has.", "The number doubles"),
+)
+HALF = (
+    ("{He} gives half of the {objects} to {friend}.", "{He} gives away half"),
+    ("{He} sells half of the {objects}.", "{He} sells half"),
+)
+
+
+def make(rng: random.Random) -> Problem:
+    """One problem."""
+    she = rng.random() < 0.5
+    name, friend = rng.choice(SHE if she else HE), rng.choice(HE if she else SHE)
+    words = {
+        "name": name,
+        "friend": friend,
+        "objects": rng.choice(OBJECTS),
+        "boxes": rng.choice(BOXES),
+        "he": "she" if she else "he",
+        "He": "She" if she else "He",
+        "him": "her" if she else "him",
+    }
+    lead = rng.choice(LEADS)
+    total = rng.randint(12, 89)
+    told = [f"{{name}} has {total} {{objects}}."]
+    solved = [f"{{name}} starts with {total} {{objects}}."]
+    for _ in range(rng.randint(2, 5)):
+        said, taken, sum_, total = _step(rng, total)
+        told.append(said)
+        solved.append(f"{taken}{lead} {sum_} {{objects}}.")
+    ask = rng.choice(("How many {objects} does {name} have now?", "How many {objects} are left?"))
+    prompt = " ".join([*told, ask]).format_map(words)
+    answer = " ".join(solved).format_map(words) + f"\n#### {total}"
+    return Problem(prompt, answer, {"result": total})
+
+
+def _step(rng: random.Random, total: int) -> tuple[str, str, str, int]:
+    """What happens, how the answer takes it up, its arithmetic, and the new total."""
+    while True:
+        kind = rng.choices((GAIN, LOSS, PACKS, DOUBLE, HALF), (8, 8, 2, 1, 1))[0]
+        k = rng.randint(2, 9) if rng.random() < 0.65 else rng.randint(10, 29)
+        a, b = rng.randint(2, 5), rng.randint(2, 9)
+        if kind is PACKS:
+            k = a * b
+        new, sum_ = {
+            GAIN: (total + k, f"{total} + {k}"),
+            LOSS: (total - k, f"{total} - {k}"),
+            PACKS: (total + k, f"{total} + {k}"),
+            DOUBLE: (total * 2, f"{total} * 2"),
+            HALF: (total // 2, f"{total} / 2"),
+        }[kind]
+        whole = kind is not HALF or total % 2 == 0
+        if whole and 10 <= new <= 99 and (kind is not PACKS or 10 <= k <= 30):
+            break
+    numbers = {"{k}": str(k), "{a}": str(a), "{b}": str(b)}
+    said, taken = rng.choice(kind)
+    for hole, number in numbers.items():
+        said, taken = said.replace(hole, number), taken.replace(hole, number)
+    return said, taken, f"{sum_} = {new}", new
+
+
+def score(problem: Problem, text: str) -> bool:
+    """Whether the number after the last #### is the result."""
+    found = re.findall(r"####\s*(-?\d+)(?![\d.])", text)
+    return bool(found) and int(found[-1]) == problem.check["result"]
+
+
+TASK = Task("word-problems", 1, make, score)

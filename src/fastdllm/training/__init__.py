@@ -1,0 +1,1 @@
+"""Training small masked diffusion models, from scratch or from a checkpoint folder."""

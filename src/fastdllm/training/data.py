@@ -1,0 +1,214 @@
+"""Batches that depend on nothing but the seed and the step, so that a run resumes by counting.
+
+A round is a few batches' worth of examples, sorted by length: short ones are not padded to long
+ones. Whichever process asks, a step's batch is the same; with several, each takes its share.
+"""
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from fastdllm.errors import InputError
+from fastdllm.eval.task import Problem, get
+from fastdllm.tokenizer import Tokenizer
+
+ROUND = 8
+"""Batches sorted together."""
+STEP = 16
+"""Lengths are rounded up to a multiple of this: few shapes to compile."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A canvas: ids, how many of them are prompt, and where masks may stand if not after it."""
+
+    ids: tuple[int, ...]
+    prompt: int
+    only: frozenset[int] = frozenset()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one length."""
+
+    ids: Int[Tensor, "rows length"]
+    maskable: Bool[Tensor, "rows length"]
+    drilled: Bool[Tensor, " rows"]
+    """Rows that are always masked whole: drills."""
+
+
+def read_jsonl(path: Path) -> list[Problem]:
+    """Problems from lines with `prompt` and `answer`; a bad line is named."""
+    found = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}; wanted lines of JSON") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text: {error}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{path}, line {number}: not JSON ({error.msg})") from None
+        for key in ("prompt", "answer"):
+            if not isinstance(row, dict) or not isinstance(row.get(key), str):
+                raise InputError(
+                    f'{path}, line {number}: no text under "{key}"; wanted {{"prompt": "...", '
+                    '"answer": "..."}'
+                )
+        found.append(Problem(row["prompt"], row["answer"]))
+    if not found:
+        raise InputError(f"{path} holds no line; wanted JSON with prompt and answer")
+    return found
+
+
+def source(tasks: Mapping[str, float], data: Path | None) -> Callable[[random.Random], Problem]:
+    """A draw from the tasks, each as often as its weight says, or from a file."""
+    if data is not None:
+        problems = read_jsonl(data)
+        return lambda rng: rng.choice(problems)
+    if not tasks:
+        raise InputError("there is nothing to train on; name tasks, or a file with --data")
+    known = [get(name) for name in tasks]
+
+    def draw(rng: random.Random) -> Problem:
+        task = rng.choices(known, list(tasks.values()))[0]
+        while (problem := task.make(rng)).is_held_out:
+            pass
+        return problem
+
+    return draw
+
+
+class Data:
+    """Canvases from a source. `too_long` counts answers that did not fit, which are left out."""
+
+    def __init__(
+        self,
+        draw: Callable[[random.Random], Problem],
+        tokenizer: Tokenizer,
+        *,
+        end_id: int,
+        batch: int,
+        canvas: int,
+        seed: int,
+        pretrain: bool = False,
+    ) -> None:
+        self.draw, self.tokenizer, self.end_id = draw, tokenizer, end_id
+        self.batch, self.canvas, self.seed, self.pretrain = batch, canvas, seed, pretrain
+        self.seen = self.too_long = 0
+        self._round: tuple[tuple[int, float], list[Batch]] | None = None
+
+    def at(self, step: int, drills: float = 0.0) -> Batch:
+        """The batch of a step; a share of its rows are drills."""
+        key = (step // ROUND, drills)
+        if self._round is None or self._round[0] != key:
+            self._round = (key, self._make_round(*key))
+        return self._round[1][step % ROUND]
+
+    def _make_round(self, number: int, drills: float) -> list[Batch]:
+        rng = random.Random(f"{self.seed}/round/{number}")
+        found = [
+            self._drill(rng) if rng.random() < drills else self._example(rng)
+            for _ in range(ROUND * self.batch)
+        ]
+        found.sort(key=len)
+        batches = [self._stack(found[i * self.batch : (i + 1) * self.batch]) for i in range(ROUND)]
+        rng.shuffle(batches)
+        return batches
+
+    def _example(self, rng: random.Random) -> Example:
+        for _ in range(1000):
+            problem = self.draw(rng)
+            prompt = self.tokenizer.encode(self._wrap(problem.prompt))
+            answer = self.tokenizer.encode(problem.answer)
+            self.seen += 1
+            if len(answer) < self.canvas:
+                return Example(
+                    tuple(prompt + answer + [self.end_id] * self._tail(rng, len(answer))),
+                    0 if self.pretrain else len(prompt),
+                )
+            self.too_long += 1
+        raise InputError(
+            f"of 1000 answers none fits a canvas of {self.canvas} tokens; give a longer --canvas"
+        )
+
+    def _wrap(self, prompt: str) -> str:
+        if self.tokenizer.template and not self.pretrain:
+            return self.tokenizer.chat([{"role": "user", "content": prompt}])
+        return prompt
+
+    def _tail(self, rng: random.Random, answer: int) -> int:
+        """How many ends of text follow: mostly one, sometimes up to the whole canvas."""
+        luck = rng.random()
+        if luck < 1 / 16:
+            return self.canvas - answer
+        return rng.randint(1, self.canvas - answer) if luck < 1 / 8 else 1
+
+    def _drill(self, rng: random.Random) -> Example:
+        """Sums packed one after the other; only their results may be masked."""
+        ids: list[int] = []
+        only: list[int] = []
+        for _ in range(12):
+            asked, result = sum_drill(rng)
+            ids += self.tokenizer.encode(asked)
+            digits = self.tokenizer.encode(result)
+            only += range(len(ids), len(ids) + len(digits))
+            ids += digits + self.tokenizer.encode(". ")
+        return Example(tuple(ids), 0, frozenset(only))
+
+    def _stack(self, examples: list[Example]) -> Batch:
+        length = -(-max(map(len, examples)) // STEP) * STEP
+        ids = torch.full((len(examples), length), self.end_id)
+        maskable = torch.zeros(ids.shape, dtype=torch.bool)
+        for i, example in enumerate(examples):
+            ids[i, : len(example)] = torch.tensor(example.ids)
+            if example.only:
+                maskable[i, list(example.only)] = True
+            else:
+                maskable[i, example.prompt :] = True
+        return Batch(ids, maskable, torch.tensor([bool(e.only) for e in examples]))
+
+
+def sum_drill(rng: random.Random) -> tuple[str, str]:
+    """A sum of the kind the tasks are made of, and its result.
+
+    >>> sum_drill(random.Random(1))
+    ('21 - 6 = ', '15')
+    """
+    while True:
+        sign = rng.choices("+-*/", (4, 4, 2, 1))[0]
+        a, b = rng.randint(10, 99), rng.randint(2, 9) if rng.random() < 0.6 else rng.randint(10, 40)
+        if sign == "*":
+            a = rng.randint(2, 9) if rng.random() < 0.8 else rng.randint(10, 49)
+            b = rng.randint(2, 9) if a < 10 else 2
+        if sign == "/":
+            b = rng.randint(2, 9)
+            a = b * rng.randint(2, 9) if rng.random() < 0.7 else 2 * rng.randint(10, 49)
+            b = b if a < 90 and a % b == 0 else 2
+        if sign == "/" and a % b:
+            continue
+        result = {"+": a + b, "-": a - b, "*": a * b, "/": a // b}[sign]
+        if (1 if sign in "/*" else 10) <= result <= 99:
+            return f"{a} {sign} {b} = ", str(result)
+
+
+def texts(draw: Callable[[random.Random], Problem], count: int, seed: int) -> Iterator[str]:
+    """Texts to learn a vocabulary from."""
+    rng = random.Random(f"{seed}/texts")
+    for _ in range(count):
+        problem = draw(rng)
+        yield problem.prompt
+        yield problem.answer

@@ -1,0 +1,78 @@
+"""The masked-diffusion objective: which positions are hidden, and what guessing them costs.
+
+Each position has its own probability p of being masked. The paper's loss is the case of one
+p = t ~ U(0, 1) for all positions of an answer; its weight 1/t is then 1/p. The other patterns are
+states that decoding passes through:
+
+    random   every answer position with probability t
+    block    one block with probability t, none of those before it, all of those after it: a step
+             of block-wise decoding
+    prefix   known up to a cut, masked after it
+    all      everything that may be masked is
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from fastdllm.cache import Fresh
+from fastdllm.models.transformer import Transformer
+
+Ids = Int[Tensor, "rows length"]
+Flags = Bool[Tensor, "rows length"]
+Chances = Float[Tensor, "rows length"]
+
+PATTERNS = ("random", "block", "prefix", "all")
+LEAST = 0.01
+"""The smallest t: below it a row weighs a hundred times, and almost never hides anything."""
+
+
+def chances(
+    pattern: Int[Tensor, " rows"], maskable: Flags, block_size: int, generator: torch.Generator
+) -> Chances:
+    """The probability of each position to be masked; `pattern` indexes `PATTERNS` per row."""
+    rows = len(maskable)
+    # One t in each of `rows` equal strata, in a random order: less noise than independent draws.
+    strata = torch.randperm(rows, generator=generator) + torch.rand(rows, generator=generator)
+    t = (LEAST + (1 - LEAST) * strata / rows)[:, None]
+    at = torch.rand(rows, generator=generator)[:, None]
+    place = maskable.cumsum(dim=1) - 1  # in the answer
+    size = maskable.sum(dim=1, keepdim=True)
+    block = place // block_size
+    chosen = (at * (size / block_size).ceil()).long()
+    inside = torch.where(block == chosen, t, (block > chosen).float())
+    options = torch.stack(
+        (t.expand(maskable.shape), inside, (place >= at * size).float(), torch.ones_like(inside))
+    )
+    return torch.where(maskable, options[pattern, torch.arange(rows)], 0.0)
+
+
+def hide(ids: Ids, chance: Chances, mask_id: int, generator: torch.Generator) -> tuple[Ids, Flags]:
+    """The ids with some of them masked, and which."""
+    masked = torch.rand(ids.shape, generator=generator) < chance
+    return torch.where(masked, mask_id, ids), masked
+
+
+def read(model: Transformer, noisy: Ids, masked: Flags) -> Float[Tensor, "masked vocab"]:
+    """The logits of the masked positions, row after row."""
+    positions = torch.arange(noisy.shape[1], device=noisy.device).expand(noisy.shape)
+    hidden = model(noisy, positions, Fresh(None))
+    if model.config.shift:  # position i is read at i - 1; the first is never masked
+        hidden, masked = hidden[:, :-1], masked[:, 1:]
+    logits: Tensor = model.head(hidden[masked])
+    return logits
+
+
+def weights(masked: Flags, chance: Chances) -> Chances:
+    """1/p for each masked position, over what its row may mask at most, over the rows."""
+    size = (chance > 0).sum(dim=1, keepdim=True)
+    return torch.where(masked, 1 / (chance * size * len(masked)), 0.0)
+
+
+def loss(
+    model: Transformer, ids: Ids, noisy: Ids, masked: Flags, weight: Chances
+) -> Float[Tensor, ""]:
+    """The weighted cross-entropy of the masked positions."""
+    logits = read(model, noisy, masked)
+    return (F.cross_entropy(logits.float(), ids[masked], reduction="none") * weight[masked]).sum()

@@ -1,0 +1,182 @@
+"""A training run as one frozen value, in JSON both ways."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fastdllm.errors import InputError, did_you_mean
+from fastdllm.eval.task import get
+from fastdllm.training.objective import PATTERNS
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Which masks, until which share of the steps."""
+
+    until: float
+    masks: Mapping[str, float]
+    """The weight of each pattern; see `objective`."""
+    drills: float = 0.0
+    """The share of rows that are packed sums instead of problems."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides the outcome of a run."""
+
+    name: str = "model"
+    family: str = "llada"
+    init: str = ""
+    """A checkpoint folder to go on from; its shape and tokenizer are then used."""
+    layers: int = 6
+    width: int = 128
+    heads: int = 4
+    kv_heads: int = 4
+    mlp: int = 384
+    vocab: int = 1024
+    context: int = 1024
+    tasks: Mapping[str, float] = field(default_factory=dict)
+    """The weight of each task."""
+    data: str = ""
+    """A JSONL file with prompt and answer, instead of tasks."""
+    mode: str = "supervised"
+    """supervised masks answers only, pretrain everything."""
+    canvas: int = 256
+    block_size: int = 32
+    steps: int = 1000
+    batch: int = 64
+    optimizer: str = "muon"
+    lr: float = 3e-3
+    """Of embeddings, head, norms and biases, and of everything under adamw."""
+    matrix_lr: float = 0.01
+    """Of the matrices under muon."""
+    warmup: float = 0.01
+    """The share of steps in which the rate rises."""
+    decay: float = 0.3
+    """The share of steps in which it falls to zero, at the end."""
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    ema: float = 0.999
+    seed: int = 0
+    phases: tuple[Phase, ...] = (Phase(1.0, {"random": 1.0}),)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def phase(self, step: int) -> Phase:
+        """What is trained at a step."""
+        share = step / self.steps
+        return next((p for p in self.phases if share < p.until), self.phases[-1])
+
+    def rate(self, step: int) -> float:
+        """Warm-up, stable, decay: the factor on the learning rates."""
+        rise = max(1, round(self.warmup * self.steps))
+        fall = max(1, round(self.decay * self.steps))
+        return min(1.0, (step + 1) / rise, (self.steps - step) / fall)
+
+    def to_json(self) -> str:
+        """As `from_json` reads it."""
+        return json.dumps(asdict(self), indent=2)
+
+
+def from_json(text: str, name: str = "the recipe") -> Recipe:
+    """A recipe from its JSON; an unknown key is an error."""
+    try:
+        raw = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{name} is not JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise InputError(f"{name} holds a {type(raw).__name__}; wanted an object")
+    return change(Recipe(), raw, name)
+
+
+def change(recipe: Recipe, values: Mapping[str, Any], name: str = "the recipe") -> Recipe:
+    """A copy with other values."""
+    known = [f.name for f in fields(Recipe)]
+    for key in values:
+        if key not in known:
+            raise InputError(f"{name}: unknown key '{key}'; {did_you_mean(key, known)}")
+    values = dict(values)
+    try:
+        if "phases" in values:
+            values["phases"] = tuple(
+                p if isinstance(p, Phase) else Phase(**p) for p in values["phases"]
+            )
+        return replace(recipe, **values)
+    except TypeError as error:
+        raise InputError(f"{name}: {error}") from None
+
+
+def load(path: Path) -> Recipe:
+    """A recipe from its file."""
+    try:
+        return from_json(path.read_text(encoding="utf-8"), str(path))
+    except (FileNotFoundError, UnicodeDecodeError, IsADirectoryError) as error:
+        raise InputError(f"{path} is no recipe: {error}") from None
+
+
+def choose(
+    name: str, *, init: str, tasks: Sequence[str], data: Path | None, values: Sequence[str]
+) -> Recipe:
+    """A recipe by its name or file, changed by what the command line says."""
+    shipped = files("fastdllm.zoo") / "recipes" / f"{name}.json"
+    if name and shipped.is_file():
+        recipe = from_json(shipped.read_text(encoding="utf-8"), name)
+    else:
+        recipe = load(Path(name)) if name else Recipe()
+    changes: dict[str, Any] = {"init": init} if init else {}
+    if tasks:
+        changes["tasks"] = dict(_weighted(task) for task in tasks)
+    if data is not None:
+        changes |= {"data": str(data), "tasks": {}}
+    for pair in values:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise InputError(f"--set {pair} has no '='; wanted KEY=VALUE, such as steps=500")
+        try:
+            changes[key] = json.loads(value)
+        except json.JSONDecodeError:
+            changes[key] = value
+    return change(recipe, changes, "--set")
+
+
+def _weighted(task: str) -> tuple[str, float]:
+    name, _, weight = task.partition("=")
+    try:
+        return get(name).name, float(weight or 1)
+    except ValueError:
+        raise InputError(f"--task {task}: '{weight}' is no weight; try {name}=2") from None
+
+
+CHOICES = {"mode": ("supervised", "pretrain"), "optimizer": ("adamw", "muon")}
+POSITIVE = (
+    "layers", "width", "heads", "kv_heads", "mlp", "vocab", "context", "canvas", "block_size",
+    "steps", "batch",
+)  # fmt: skip
+
+
+def _check(recipe: Recipe) -> None:
+    for key in POSITIVE:
+        value = getattr(recipe, key)
+        if not isinstance(value, int) or value < 1:
+            raise InputError(f"{key} is {value!r}; wanted a whole number of at least 1")
+    for key, options in CHOICES.items():
+        value = getattr(recipe, key)
+        if value not in options:
+            raise InputError(f"{key} is '{value}'; {did_you_mean(value, options)}")
+    for key in ("lr", "matrix_lr", "clip"):
+        if not getattr(recipe, key) > 0:
+            raise InputError(f"{key} is {getattr(recipe, key)!r}; wanted a number above 0")
+    for key in ("warmup", "decay", "ema"):
+        if not 0 <= getattr(recipe, key) <= 1:
+            raise InputError(f"{key} is {getattr(recipe, key)!r}; wanted a number in [0, 1]")
+    if not recipe.phases:
+        raise InputError("phases is empty; leave it out for the paper's random masks")
+    for phase in recipe.phases:
+        for pattern in phase.masks:
+            if pattern not in PATTERNS:
+                hint = did_you_mean(pattern, PATTERNS)
+                raise InputError(f"unknown mask pattern '{pattern}'; {hint}")

@@ -1,0 +1,191 @@
+"""A training run as a person sees it: progress, metrics, evaluations, the loss curve."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fastdllm.eval.run import Summary, answers
+from fastdllm.eval.task import get
+from fastdllm.generation import Generation
+from fastdllm.llm import LLM
+from fastdllm.training.recipe import Recipe
+from fastdllm.training.train import Trainer, start
+
+EVERY = 20
+"""Steps a logged line averages."""
+EVALUATION = Generation(select="threshold:0.9", cache="prefix")
+
+
+def run(
+    recipe: Recipe, output: Path, *, device: torch.device, save_every: int, eval_every: int,
+    eval_count: int,
+) -> None:  # fmt: skip
+    """Train to the end, from wherever this folder's run stands."""
+    trainer = start(recipe, output, device=device)
+    log = Log(output / "metrics.jsonl", trainer.step, quiet=trainer.team.rank > 0)
+    log.say(_opening(trainer))
+    with log.progress(recipe.steps, trainer.step) as tick:
+        recent: list[float] = []
+        begun, tokens = time.perf_counter(), trainer.tokens
+        while trainer.step < recipe.steps:
+            measured = trainer.train_step()
+            recent.append(measured["loss"])
+            last = trainer.step == recipe.steps
+            if trainer.step % EVERY == 0 or last:
+                now = time.perf_counter()
+                speed = (trainer.tokens - tokens) / (now - begun)
+                mean = sum(recent) / len(recent)
+                log.write(
+                    step=trainer.step, **{**measured, "loss": mean}, tokens=trainer.tokens,
+                    seconds=round(trainer.seconds, 1), speed=round(speed),
+                )  # fmt: skip
+                tick(trainer.step, f"loss {mean:.4f}  {speed:,.0f} tokens/s")
+                recent, begun, tokens = [], now, trainer.tokens
+            if trainer.step % save_every == 0 or last:
+                trainer.save()
+            if eval_every and (trainer.step % eval_every == 0 or last):
+                _evaluate(trainer, log, eval_count)
+                begun = time.perf_counter()
+    log.say(_closing(trainer))
+    if trainer.team.rank == 0:
+        plot(output)
+
+
+def _opening(trainer: Trainer) -> str:
+    c, r = trainer.model.config, trainer.recipe
+    begun = f"resuming at step {trainer.step}" if trainer.step else "from the start"
+    return (
+        f"{r.name}: {c.family}, {c.parameters:,} parameters, vocabulary {c.vocab}, "
+        f"{r.steps} steps of {r.batch} rows, {begun}"
+    )
+
+
+def _closing(trainer: Trainer) -> str:
+    data = trainer.data
+    left_out = (
+        f"; {data.too_long} of {data.seen} answers did not fit the canvas of {data.canvas} and "
+        "were left out"
+        if data.too_long
+        else ""
+    )
+    hours = trainer.seconds / 3600
+    return f"done: {trainer.tokens:,} tokens in {hours:.2f} h, saved in {trainer.output}{left_out}"
+
+
+@torch.no_grad()
+def _evaluate(trainer: Trainer, log: "Log", count: int) -> None:
+    """Held-out problems of each task, by the engine, with the averaged weights; by one process."""
+    if trainer.team.rank == 0:
+        with trainer.averaged():
+            llm = LLM(trainer.model, trainer.tokenizer)
+            for name in trainer.recipe.tasks:
+                task = get(name)
+                done = Summary.of(list(answers(llm, task, task.held_out(count), EVALUATION)))
+                log.write(
+                    step=trainer.step, task=name, accuracy=done.accuracy, count=done.count,
+                    tokens_per_nfe=round(done.tokens_per_nfe, 3),
+                )  # fmt: skip
+                log.say(
+                    f"step {trainer.step}: {name} {done.accuracy:.1%} of {done.count}, "
+                    f"{done.tokens_per_nfe:.2f} tokens/NFE"
+                )
+    if trainer.team.size > 1:
+        torch.distributed.barrier()
+
+
+class Log:
+    """metrics.jsonl and the terminal. Lines after the step we resume from are dropped."""
+
+    def __init__(self, path: Path, step: int, *, quiet: bool) -> None:
+        self.path, self.quiet = path, quiet
+        self.console = Console(stderr=True, quiet=quiet)
+        if not quiet:
+            kept = [line for line in read_metrics(path) if line["step"] <= step]
+            path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+
+    def write(self, **values: Any) -> None:
+        """One line."""
+        if not self.quiet:
+            with self.path.open("a") as file:
+                file.write(json.dumps(values) + "\n")
+
+    def say(self, text: str) -> None:
+        """To the terminal."""
+        self.console.print(text, highlight=False)
+
+    def progress(self, total: int, done: int) -> "Ticker":
+        """A bar with throughput and time left; without a terminal, a line now and then."""
+        return Ticker(self.console, total, done)
+
+
+class Ticker:
+    """The bar."""
+
+    def __init__(self, console: Console, total: int, done: int) -> None:
+        self.console, self.said = console, time.perf_counter()
+        self.bar = Progress(
+            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            TextColumn("{task.description}"), console=console, disable=not console.is_terminal,
+        )  # fmt: skip
+        self.task = self.bar.add_task("", total=total, completed=done)
+        self.total = total
+
+    def __enter__(self) -> "Ticker":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def __call__(self, step: int, text: str) -> None:
+        """Show where we are."""
+        self.bar.update(self.task, completed=step, description=text)
+        if not self.console.is_terminal and time.perf_counter() - self.said > 30:
+            self.said = time.perf_counter()
+            self.console.print(f"step {step}/{self.total}  {text}", highlight=False)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a metrics file; a last one that was cut short is left out."""
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_text().splitlines():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return found
+
+
+def plot(output: Path) -> Path | None:
+    """curve.svg: the loss, and the accuracies measured on the way; None without matplotlib."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        print("no curve was drawn; try: pip install 'fastdllm[plots]'", file=sys.stderr)
+        return None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    lines = read_metrics(output / "metrics.jsonl")
+    losses = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    left.plot(*zip(*losses, strict=True), linewidth=0.8)
+    left.set(xlabel="step", ylabel="loss", yscale="log", title="training loss")
+    for task in dict.fromkeys(line["task"] for line in lines if "task" in line):
+        points = [(x["step"], 100 * x["accuracy"]) for x in lines if x.get("task") == task]
+        right.plot(*zip(*points, strict=True), marker=".", label=task)
+    if right.lines:
+        right.legend(frameon=False)
+    right.set(xlabel="step", ylabel="accuracy, %", ylim=(0, 101), title="held out, threshold 0.9")
+    path = output / "curve.svg"
+    figure.savefig(path)
+    plt.close(figure)
+    return path

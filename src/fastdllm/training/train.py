@@ -1,0 +1,282 @@
+"""The training loop. Everything a step does follows from the recipe and the step's number, so a
+run that was killed goes on from its last state as if nothing had happened.
+
+    OUTPUT/recipe.json            what was asked for
+    OUTPUT/metrics.jsonl          a line per logged step and per evaluation
+    OUTPUT/state.pt               to resume from
+    OUTPUT/config.json, model.safetensors, tokenizer.json ...   the model, with averaged weights
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastdllm.errors import CheckpointError, InputError
+from fastdllm.models.config import ModelConfig
+from fastdllm.models.families import FAMILIES
+from fastdllm.models.loading import find_folder, load_model
+from fastdllm.models.saving import save_model
+from fastdllm.models.transformer import Transformer
+from fastdllm.tokenizer import Tokenizer
+from fastdllm.training import vocabulary
+from fastdllm.training.data import Data, source, texts
+from fastdllm.training.muon import Muon
+from fastdllm.training.objective import PATTERNS, chances, hide, loss, weights
+from fastdllm.training.recipe import Recipe
+
+MICRO = 16
+"""Rows a forward pass: 64 at once, too many for the processor's caches, took half as long again."""
+TEXTS = 20_000  # problems to learn a vocabulary from
+
+
+@dataclass(frozen=True)
+class Team:
+    """The processes of a `torchrun`, or the only one."""
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def join(cls, device: torch.device) -> "Team":
+        """What the environment says; with several processes, connect them."""
+        rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        if size > 1 and not torch.distributed.is_initialized():
+            torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        return cls(rank, size)
+
+    def sum(self, tensors: list[Tensor]) -> None:
+        """Add up over the processes, in place, in one message."""
+        if self.size == 1:
+            return
+        flat = torch.cat([t.flatten() for t in tensors])
+        torch.distributed.all_reduce(flat)
+        for mine, added in zip(
+            tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True
+        ):
+            mine.copy_(added.view_as(mine))
+
+
+def new_model(config: ModelConfig, seed: int) -> Transformer:
+    """Random weights: normal with 0.02, smaller where a block adds to the stream."""
+    model = Transformer(config)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
+        elif parameter.ndim == 1:
+            nn.init.ones_(parameter)
+        else:
+            ends = name.endswith((".o.weight", ".down.weight"))
+            scale = 0.02 if not ends else 0.02 / (2 * config.layers) ** 0.5
+            nn.init.normal_(parameter, std=scale, generator=generator)
+    return model
+
+
+def new_config(recipe: Recipe, tokenizer: Tokenizer) -> ModelConfig:
+    """The shape of a recipe, with the family's own switches."""
+    r = recipe
+    if r.family not in vocabulary.DIALECTS:
+        raise InputError(f"a new model is made as {' or '.join(vocabulary.DIALECTS)} only")
+    if r.width % r.heads or r.heads % r.kv_heads or (r.width // r.heads) % 2:
+        raise InputError(
+            f"width {r.width} does not go into {r.heads} heads and {r.kv_heads} key heads"
+        )
+    switches: dict[str, Any] = {"qkv_bias": False, **FAMILIES[r.family].switches}
+    return ModelConfig(
+        family=r.family, layers=r.layers, width=r.width, heads=r.heads, kv_heads=r.kv_heads,
+        head_dim=r.width // r.heads, mlp=r.mlp, vocab=len(tokenizer), context=r.context,
+        eps=1e-5 if r.family == "llada" else 1e-6, theta=10_000.0, stored_dtype="float32",
+        tied=False, mask_id=tokenizer.mask_id, end_ids=tokenizer.end_ids[:1], **switches,
+    )  # fmt: skip
+
+
+class Optimizers:
+    """AdamW, or Muon for the matrices inside the blocks and AdamW for the rest."""
+
+    def __init__(self, model: Transformer, recipe: Recipe) -> None:
+        matrices: list[nn.Parameter] = []
+        vectors: list[nn.Parameter] = []
+        tables: list[nn.Parameter] = []
+        for name, parameter in model.named_parameters():
+            kind = vectors if parameter.ndim == 1 else matrices if "blocks" in name else tables
+            kind.append(parameter)
+        decayed = tables if recipe.optimizer == "muon" else tables + matrices
+        groups = [
+            {"params": decayed, "weight_decay": recipe.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        self.parts: list[tuple[torch.optim.Optimizer, float]] = [
+            (torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95)), recipe.lr)
+        ]
+        if recipe.optimizer == "muon":
+            muon = Muon(matrices, recipe.matrix_lr, weight_decay=recipe.weight_decay)
+            self.parts.append((muon, recipe.matrix_lr))
+
+    def step(self, factor: float) -> None:
+        """Move, at a share of the learning rates."""
+        for optimizer, rate in self.parts:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> list[Any]:
+        """To save."""
+        return [optimizer.state_dict() for optimizer, _ in self.parts]
+
+    def load(self, states: list[Any]) -> None:
+        """What `state` gave."""
+        for (optimizer, _), state in zip(self.parts, states, strict=True):
+            optimizer.load_state_dict(state)
+
+
+class Trainer:
+    """A run on its way."""
+
+    def __init__(self, recipe: Recipe, output: Path, *, device: torch.device) -> None:
+        self.recipe, self.output, self.device = recipe, output, device
+        self.team = Team.join(device)
+        if recipe.batch % self.team.size:
+            raise InputError(
+                f"a batch of {recipe.batch} does not split over {self.team.size} processes"
+            )
+        draw = source(recipe.tasks, Path(recipe.data) if recipe.data else None)
+        self.tokenizer = self._tokenizer(draw)
+        self.model = self._model().to(device)
+        self.average = [p.detach().clone() for p in self.model.parameters()]
+        self.optimizers = Optimizers(self.model, recipe)
+        self.step = 0
+        self.tokens = 0
+        self.seconds = 0.0
+        config = self.model.config
+        self.data = Data(
+            draw, self.tokenizer, end_id=config.end_ids[0], batch=recipe.batch,
+            canvas=recipe.canvas, seed=recipe.seed, pretrain=recipe.mode == "pretrain",
+        )  # fmt: skip
+        self._resume()
+
+    # --- Setting up and resuming ---------------------------------------------------------------
+
+    def _tokenizer(self, draw: Any) -> Tokenizer:
+        if self.recipe.init:
+            vocabulary.copy(find_folder(self.recipe.init), self.output)
+        elif not (self.output / "tokenizer_config.json").exists():
+            if self.team.rank == 0:
+                samples = texts(draw, TEXTS, self.recipe.seed)
+                vocabulary.build(self.recipe.family, samples, self.recipe.vocab, self.output)
+            if self.team.size > 1:
+                torch.distributed.barrier()
+        found = Tokenizer.load(self.output)
+        if found is None or found.mask_id is None:
+            raise CheckpointError(f"{self.output} has no tokenizer that names a mask token")
+        return found
+
+    def _model(self) -> Transformer:
+        if not self.recipe.init:
+            return new_model(new_config(self.recipe, self.tokenizer), self.recipe.seed)
+        return load_model(find_folder(self.recipe.init), "float32", "cpu").requires_grad_(True)
+
+    def _resume(self) -> None:
+        path = self.output / "state.pt"
+        if not path.exists():
+            return
+        try:
+            state = torch.load(path, map_location=self.device, weights_only=True)
+        except Exception as error:  # zip, pickle and runtime errors alike
+            reason = str(error).splitlines()[0]
+            raise CheckpointError(
+                f"{path} is damaged ({reason}); delete it to start this run anew"
+            ) from None
+        if state["recipe"] != self.recipe.to_json():
+            raise InputError(
+                f"{self.output} holds a run of another recipe; name another --output, or delete it"
+            )
+        self.model.load_state_dict(state["model"])
+        self.average = state["average"]
+        self.optimizers.load(state["optimizers"])
+        self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
+        self.data.seen, self.data.too_long = state["seen"], state["too_long"]
+
+    def save(self) -> None:
+        """The state to resume from, then the model as a folder others can load."""
+        if self.team.rank:
+            return
+        state = {
+            "recipe": self.recipe.to_json(), "model": self.model.state_dict(),
+            "average": self.average, "optimizers": self.optimizers.state(), "step": self.step,
+            "tokens": self.tokens, "seconds": self.seconds,
+            "seen": self.data.seen, "too_long": self.data.too_long,
+        }  # fmt: skip
+        torch.save(state, self.output / "state.pt.new")
+        os.replace(self.output / "state.pt.new", self.output / "state.pt")
+        with self.averaged():
+            save_model(self.model, self.output)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model with the average of its weights, for a while."""
+        own = [p.detach().clone() for p in self.model.parameters()]
+        self._put(self.average)
+        try:
+            yield
+        finally:
+            self._put(own)
+
+    @torch.no_grad()
+    def _put(self, values: list[Tensor]) -> None:
+        for parameter, value in zip(self.model.parameters(), values, strict=True):
+            parameter.copy_(value)
+
+    # --- One step ------------------------------------------------------------------------------
+
+    def train_step(self) -> dict[str, float]:
+        """Forward, backward, move; what it cost."""
+        start = time.perf_counter()
+        phase = self.recipe.phase(self.step)
+        batch = self.data.at(self.step, phase.drills)
+        generator = torch.Generator().manual_seed(self.recipe.seed * 2**32 + self.step)
+        kinds = torch.tensor([phase.masks.get(p, 0.0) for p in PATTERNS])
+        pattern = torch.multinomial(kinds, len(batch.ids), replacement=True, generator=generator)
+        pattern[batch.drilled] = PATTERNS.index("all")
+        maskable = batch.maskable.clone()
+        maskable[:, 0] &= not self.model.config.shift  # nothing stands before it to read it at
+        chance = chances(pattern, maskable, self.recipe.block_size, generator)
+        assert self.model.config.mask_id is not None
+        noisy, masked = hide(batch.ids, chance, self.model.config.mask_id, generator)
+        total = self._gradients(batch.ids, noisy, masked, weights(masked, chance))
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+        factor = self.recipe.rate(self.step)
+        self.optimizers.step(factor)
+        keep = min(self.recipe.ema, (1 + self.step) / (10 + self.step))
+        torch._foreach_lerp_(self.average, [p.detach() for p in self.model.parameters()], 1 - keep)
+        self.step += 1
+        self.tokens += batch.ids.numel()
+        self.seconds += time.perf_counter() - start
+        return {"loss": float(total), "norm": float(norm), "rate": factor}
+
+    def _gradients(self, *batch: Tensor) -> Tensor:
+        """The batch's loss; its gradients, summed over the processes, are in the parameters."""
+        mine = slice(self.team.rank, None, self.team.size)
+        parts = [torch.split(x[mine].to(self.device), MICRO) for x in batch]
+        total = torch.zeros((), device=self.device)
+        for ids, noisy, masked, weight in zip(*parts, strict=True):
+            value = loss(self.model, ids, noisy, masked, weight)
+            value.backward()  # type: ignore[no-untyped-call]
+            total += value.detach()
+        self.team.sum([*(p.grad for p in self.model.parameters() if p.grad is not None), total])
+        return total
+
+
+def start(recipe: Recipe, output: Path, *, device: torch.device) -> Trainer:
+    """A trainer for a folder: new, or from where it stopped."""
+    output.mkdir(parents=True, exist_ok=True)
+    if not (output / "recipe.json").exists():
+        (output / "recipe.json").write_text(recipe.to_json() + "\n")
+    return Trainer(recipe, output, device=device)

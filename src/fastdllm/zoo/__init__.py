@@ -1,0 +1,1 @@
+"""The embedded models: weights, tokenizer and card each, loadable by name."""
