@@ -1,15 +1,16 @@
 # make demo   see it work        make test   every test but the slow ones
 # make bench  measure it here    make lint   what CI's reviewers would say
+# make train-tiny  train the embedded models anew, in some hours
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint bench figures clean
+.PHONY: demo test test-slow lint bench figures train-tiny clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
-	@echo "==> the rules on an oracle that knows the truth"
+	@echo "==> the embedded model: one problem before your eyes, then the table"
 	@$(BIN)/fastdllm demo
 
 test: $(READY)
@@ -30,6 +31,14 @@ bench: $(READY)
 figures: $(READY)
 	@echo "==> docs/figures"
 	@$(BIN)/fastdllm figure profile --output docs/figures
+
+# Two processes of one thread each: on two cores faster than one of two. Kill it, and it resumes.
+TINY ?= tiny-llada tiny-dream
+train-tiny: $(READY)
+	@for model in $(TINY); do \
+	  OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 -m fastdllm train --threads 1 \
+	    --recipe $$model --output runs/$$model --eval-every 1000 --eval-count 48 || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -24,8 +24,8 @@ def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_demo_prints_the_table() -> None:
-    done = run("demo", "--select", "full frechet:0.25", "--sequences", "2", "--length", "12")
+def test_oracle_prints_the_table() -> None:
+    done = run("oracle", "--select", "full frechet:0.25", "--sequences", "2", "--length", "12")
     assert done.returncode == 0, done.stderr
     for word in ("full", "frechet:0.25", "tokens/step", "certified", "errors"):
         assert word in done.stdout
@@ -41,11 +41,11 @@ def test_rules_lists_every_rule() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("demo", "--select", "frechet:0.25 frechett:0.3"), "did you mean 'frechet'?"),
-        (("demo", "--select", "frechet:1.5"), "wanted a number in [0, 1), try 0.99"),
+        (("oracle", "--select", "frechet:0.25 frechett:0.3"), "did you mean 'frechet'?"),
+        (("oracle", "--select", "frechet:1.5"), "wanted a number in [0, 1), try 0.99"),
         (("figure", "profil"), "did you mean 'profile'?"),
-        (("demo", "--select", ""), "no rule was named"),
-        (("demo", "--sequences", "1", "--length", "2", "--seed", "32"), "given as a hint"),
+        (("oracle", "--select", ""), "no rule was named"),
+        (("oracle", "--sequences", "1", "--length", "2", "--seed", "32"), "given as a hint"),
     ],
 )
 def test_bad_input_is_one_line(arguments: tuple[str, ...], message: str) -> None:

@@ -15,6 +15,7 @@ by themselves.
 """
 
 import math
+import re
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, field, fields
 from numbers import Real
@@ -359,6 +360,16 @@ class Entropy(Selector):
 RULES: dict[str, type[Selector]] = {
     rule.name: rule for rule in (Full, TopK, Threshold, Factor, Frechet, Exact, Entropy)
 }
+
+
+def parse_many(text: str) -> list[Selector]:
+    """Rules with commas between; `key=value` belongs to the rule before it.
+
+    >>> parse_many("full,frechet:0.25,eta=0.02,topk:4")
+    [Full(), Frechet(margin=0.25, eta=0.02), TopK(k=4)]
+    """
+    parts = re.split(r",(?!\s*\w+=)", text)
+    return [parse(part) for part in parts]
 
 
 def parse(text: str) -> Selector:

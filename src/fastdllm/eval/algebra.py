@@ -101,7 +101,7 @@ def make(rng: random.Random) -> Problem:
     if kind is not fractions:
         letter = rng.choice(LETTERS)
         prompt, answer, result = (_in_letter(s, letter) for s in (prompt, answer, result))
-    return Problem(prompt, answer, {"result": result})
+    return Problem(prompt, answer, {"result": result, "kind": kind.__name__})
 
 
 def _in_letter(text: str, letter: str) -> str:

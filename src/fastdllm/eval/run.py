@@ -1,6 +1,7 @@
-"""Held-out problems through the engine, and the accuracy with its interval."""
+"""Held-out problems through the engine: accuracy with its interval, forward passes, speed."""
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,11 +12,14 @@ from fastdllm.llm import LLM, Prompt
 
 @dataclass(frozen=True)
 class Result:
-    """One problem, what came out, and whether it is right."""
+    """One problem under one setting."""
 
     problem: Problem
+    settings: Generation
     completion: Completion
     right: bool
+    seconds: float
+    """Its share of the time its batch took."""
 
 
 def ask(llm: LLM, problem: Problem) -> Prompt:
@@ -25,15 +29,29 @@ def ask(llm: LLM, problem: Problem) -> Prompt:
     return problem.prompt
 
 
-def answers(
-    llm: LLM, task: Task, problems: Sequence[Problem], settings: Generation, batch: int = 32
-) -> Iterator[Result]:
-    """Each problem's result, a batch at a time."""
+def solve(llm: LLM, task: Task, problems: Sequence[Problem], settings: Generation) -> list[Result]:
+    """One batch, decoded together."""
+    prompts = [ask(llm, problem) for problem in problems]
+    start = time.perf_counter()
+    completions = llm.generate(prompts, settings)
+    seconds = (time.perf_counter() - start) / len(problems)
+    return [
+        Result(problem, settings, done, task.score(problem, done.text), seconds)
+        for problem, done in zip(problems, completions, strict=True)
+    ]
+
+
+def compare(
+    llm: LLM, task: Task, problems: Sequence[Problem], settings: Sequence[Generation], batch: int
+) -> Iterator[list[Result]]:
+    """Every setting on every problem, batch by batch in turn: noise of the machine hits all alike.
+
+    The first batch under the first setting is run twice, so that nobody pays for warming up.
+    """
+    solve(llm, task, problems[:batch], settings[-1])
     for start in range(0, len(problems), batch):
-        part = problems[start : start + batch]
-        completions = llm.generate([ask(llm, p) for p in part], settings)
-        for problem, done in zip(part, completions, strict=True):
-            yield Result(problem, done, task.score(problem, done.text))
+        for one in settings:
+            yield solve(llm, task, problems[start : start + batch], one)
 
 
 @dataclass(frozen=True)
@@ -44,6 +62,7 @@ class Summary:
     right: int
     nfe: int
     tokens: int
+    seconds: float
 
     @classmethod
     def of(cls, results: Sequence[Result]) -> "Summary":
@@ -54,6 +73,7 @@ class Summary:
             sum(r.right for r in results),
             sum(u.nfe for u in usages),
             sum(u.tokens for u in usages),
+            sum(r.seconds for r in results),
         )
 
     @property
@@ -69,7 +89,12 @@ class Summary:
     @property
     def tokens_per_nfe(self) -> float:
         """Tokens up to the end of text over forward passes."""
-        return self.tokens / self.nfe
+        return self.tokens / self.nfe if self.nfe else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """As the caller of a batch sees it."""
+        return self.tokens / self.seconds
 
 
 def wilson(right: int, count: int, z: float = 1.959964) -> tuple[float, float]:

@@ -8,7 +8,7 @@ task.score(problem, text)    is this answer right?
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -61,6 +61,16 @@ class Task:
         if not 1 <= count <= HELD_OUT:
             raise InputError(f"{count} problems were asked for; {self.name} has 1 to {HELD_OUT}")
         return list(_held_out(self))[:count]
+
+    def of_kind(self, problems: Sequence[Problem], kinds: str) -> list[Problem]:
+        """Only those of some kinds, named with commas between; all without any."""
+        wanted = [k for k in kinds.split(",") if k]
+        known = sorted({str(p.check["kind"]) for p in problems if "kind" in p.check})
+        for kind in wanted:
+            if kind not in known:
+                hint = did_you_mean(kind, known) if known else f"{self.name} has none"
+                raise InputError(f"unknown kind '{kind}'; {hint}")
+        return [p for p in problems if not wanted or p.check["kind"] in wanted]
 
 
 @cache

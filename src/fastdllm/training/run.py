@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fastdllm.eval.run import Summary, answers
+from fastdllm.eval.run import Summary, solve
 from fastdllm.eval.task import get
 from fastdllm.generation import Generation
 from fastdllm.llm import LLM
@@ -86,7 +86,7 @@ def _evaluate(trainer: Trainer, log: "Log", count: int) -> None:
             llm = LLM(trainer.model, trainer.tokenizer)
             for name in trainer.recipe.tasks:
                 task = get(name)
-                done = Summary.of(list(answers(llm, task, task.held_out(count), EVALUATION)))
+                done = Summary.of(solve(llm, task, task.held_out(count), EVALUATION))
                 log.write(
                     step=trainer.step, task=name, accuracy=done.accuracy, count=done.count,
                     tokens_per_nfe=round(done.tokens_per_nfe, 3),
