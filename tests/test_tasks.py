@@ -1,0 +1,150 @@
+"""The embedded tasks: fixed, disjoint from training, and scored as a person would."""
+
+import hashlib
+import random
+import re
+from itertools import islice, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastdllm.errors import InputError
+from fastdllm.eval.sandbox import passes
+from fastdllm.eval.scoring import extract_code, last_boxed, math_equal
+from fastdllm.eval.task import TASKS, Problem, get
+
+# Of all held-out prompts. A change here is a change of the task: raise its version.
+FINGERPRINTS = {
+    "word-problems": (1, "c034a9f92d008138"),
+    "algebra": (1, "0d223aa0e3f10b8b"),
+    "functions": (1, "b85349e9d511b673"),
+    "lists": (1, "0a0547a66b610c96"),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_held_out_problems_are_fixed_and_never_trained_on(name: str) -> None:
+    task = get(name)
+    prompts = [p.prompt for p in task.held_out()]
+    assert len(set(prompts)) == 1000
+    whole = hashlib.sha256("\n".join(prompts).encode()).hexdigest()[:16]
+    assert (task.version, whole) == FINGERPRINTS[name]
+    trained = {p.prompt for seed in range(2) for p in islice(task.stream(seed), 3000)}
+    assert not trained & set(prompts)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_model_answers_are_right_and_the_neighbours_answers_wrong(name: str) -> None:
+    task = get(name)
+    problems = task.held_out()[: 60 if name == "functions" else 1000]
+    assert all(task.score(p, p.answer) for p in problems)
+    assert not any(task.score(p, "") for p in problems[:50])
+    # Another problem's answer is right only where both ask for the same.
+    for p, other in pairwise(problems):
+        if name == "functions":
+            continue
+        same = p.check["result"] == other.check["result"]
+        assert task.score(p, other.answer) == same, (p.prompt, other.answer)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_streams_differ_by_seed_and_repeat_by_seed(name: str) -> None:
+    one, again, other = (list(islice(get(name).stream(s), 20)) for s in (1, 1, 2))
+    assert one == again != other
+
+
+def test_every_sum_of_a_word_problem_is_true() -> None:
+    for problem in get("word-problems").held_out():
+        sums = re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)", problem.answer)
+        assert 2 <= len(sums) <= 10
+        for a, sign, b, c in sums:
+            assert eval(f"{a} {sign} {b}") == int(c)
+        assert problem.answer.endswith(f"\n#### {sums[-1][3]}")
+
+
+def test_every_equation_of_algebra_is_true() -> None:
+    """Put a number in for the letter, and hold the sides of every `=` together."""
+    for problem in get("algebra").held_out():
+        solved = re.search(r"Solve for (\w)", problem.prompt)
+        expanded = re.search(r"\((\w) \+", problem.prompt)
+        letter = (solved or expanded or "?x")[1]
+        value = int(problem.check["result"]) if solved else 7
+        term = rf"(?:\d*{letter}(?![a-z])|\d+|[-()+*/ ])+"
+        chains = re.findall(rf"(?<![a-z]){term}(?:={term})+", f"{problem.prompt} {problem.answer}")
+        assert len(chains) >= 3
+        for chain in chains:
+            spelt = re.sub(rf"(?<=\d)(?=[({letter}])", "*", chain).split("=")
+            sides = {eval(side.strip(), {letter: value}) for side in spelt}
+            assert len(sides) == 1, (chain, problem.answer)
+
+
+@given(st.integers(0, 10**6), st.randoms())
+def test_any_permutation_is_a_shuffle_and_a_repeated_item_is_not(
+    seed: int, rng: random.Random
+) -> None:
+    task = get("lists")
+    maker = random.Random(seed)
+    while (problem := task.make(maker)).check["kind"] != "shuffle":
+        pass
+    items = list(problem.check["result"])
+    rng.shuffle(items)
+
+    def numbered(words: list[str]) -> str:
+        return "\n".join(f"{i}. {word}" for i, word in enumerate(words, 1))
+
+    assert task.score(problem, numbered(items))
+    assert not task.score(problem, numbered([items[1], *items[1:]]))
+    assert not task.score(problem, numbered(items[:-1]))
+
+
+def test_code_is_judged_by_what_it_does() -> None:
+    tests = ["assert f([1, 2]) == 3"]
+    assert passes("def f(x):\n    return sum(x)", tests)
+    assert not passes("def f(x):\n    return 3 if x == [2, 1] else 0", tests)
+    assert not passes("def f(x:\n", tests)
+    assert not passes("while True: pass", tests, seconds=1)
+    assert not passes("import os; os._exit(0)", tests)
+    assert not passes("import sys; sys.exit(0)", tests)
+    assert not passes("", tests)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("def f(x):\n    return x", "def f(x):\n    return x"),
+        ("Here it is:\n```python\ndef f():\n    pass\n```\nDone.", "def f():\n    pass\n"),
+        ("```\nx = 1\n```", "x = 1\n"),
+        ("Sure! def f():\n    pass", "def f():\n    pass"),
+    ],
+)
+def test_code_is_found_in_an_answer(text: str, code: str) -> None:
+    assert extract_code(text) == code
+
+
+def test_the_last_box_counts_and_braces_match() -> None:
+    assert last_boxed(r"\boxed{1} and \boxed{\frac{1}{2}}") == r"\frac{1}{2}"
+    assert last_boxed(r"\boxed{1") is None
+    assert last_boxed("nothing") is None
+    assert math_equal(r"\frac{1}{2}", r"$\boxed{\dfrac{1}{2}}$")
+    assert not math_equal("12", r"$\boxed{13}$")
+
+
+@given(st.text())
+def test_no_text_breaks_a_scorer(text: str) -> None:
+    for name in ("word-problems", "algebra", "lists"):
+        problem = get(name).held_out(1)[0]
+        assert get(name).score(problem, text) in (True, False)
+
+
+def test_bad_requests() -> None:
+    with pytest.raises(InputError, match="did you mean 'lists'"):
+        get("list")
+    with pytest.raises(InputError, match="1 to 1000"):
+        get("lists").held_out(0)
+    with pytest.raises(InputError, match="did you mean 'copy'"):
+        get("lists").of_kind(get("lists").held_out(50), "copi")
+    assert {p.check["kind"] for p in get("lists").of_kind(get("lists").held_out(50), "sort")} == {
+        "sort"
+    }
+    assert get("lists").of_kind([Problem("a", "b")], "") == [Problem("a", "b")]
