@@ -95,19 +95,24 @@ def from_json(text: str, name: str = "the recipe") -> Recipe:
 
 def change(recipe: Recipe, values: Mapping[str, Any], name: str = "the recipe") -> Recipe:
     """A copy with other values."""
-    known = [f.name for f in fields(Recipe)]
+    _know(values, Recipe, name)
+    if "phases" in values:
+        phases = values["phases"]
+        if not isinstance(phases, list | tuple) or not all(isinstance(p, Mapping) for p in phases):
+            raise InputError(f"{name}: phases is {phases!r}; wanted a list of objects")
+        for phase in phases:
+            _know(phase, Phase, name)
+            if not {"until", "masks"} <= phase.keys():
+                raise InputError(f"{name}: a phase has no 'until' or no 'masks'")
+        values = {**values, "phases": tuple(Phase(**phase) for phase in phases)}
+    return replace(recipe, **values)
+
+
+def _know(values: Mapping[str, Any], kind: type, name: str) -> None:
+    known = [f.name for f in fields(kind)]
     for key in values:
         if key not in known:
             raise InputError(f"{name}: unknown key '{key}'; {did_you_mean(key, known)}")
-    values = dict(values)
-    try:
-        if "phases" in values:
-            values["phases"] = tuple(
-                p if isinstance(p, Phase) else Phase(**p) for p in values["phases"]
-            )
-        return replace(recipe, **values)
-    except TypeError as error:
-        raise InputError(f"{name}: {error}") from None
 
 
 def load(path: Path) -> Recipe:
@@ -168,15 +173,29 @@ def _check(recipe: Recipe) -> None:
         if value not in options:
             raise InputError(f"{key} is '{value}'; {did_you_mean(value, options)}")
     for key in ("lr", "matrix_lr", "clip"):
-        if not getattr(recipe, key) > 0:
+        if not _is_number(getattr(recipe, key)) or getattr(recipe, key) <= 0:
             raise InputError(f"{key} is {getattr(recipe, key)!r}; wanted a number above 0")
     for key in ("warmup", "decay", "ema"):
-        if not 0 <= getattr(recipe, key) <= 1:
+        if not _is_number(getattr(recipe, key)) or not 0 <= getattr(recipe, key) <= 1:
             raise InputError(f"{key} is {getattr(recipe, key)!r}; wanted a number in [0, 1]")
+    _check_weights("tasks", recipe.tasks)
+    for task in recipe.tasks:
+        get(task)
     if not recipe.phases:
         raise InputError("phases is empty; leave it out for the paper's random masks")
     for phase in recipe.phases:
+        _check_weights("masks", phase.masks)
         for pattern in phase.masks:
             if pattern not in PATTERNS:
                 hint = did_you_mean(pattern, PATTERNS)
                 raise InputError(f"unknown mask pattern '{pattern}'; {hint}")
+
+
+def _check_weights(name: str, weights: Mapping[str, float]) -> None:
+    whole = isinstance(weights, Mapping) and all(_is_number(w) and w >= 0 for w in weights.values())
+    if not whole or (weights and sum(weights.values()) == 0):
+        raise InputError(f'{name} is {weights!r}; wanted names with weights, such as {{"all": 1}}')
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

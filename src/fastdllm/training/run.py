@@ -31,22 +31,21 @@ def run(
     log = Log(output / "metrics.jsonl", trainer.step, quiet=trainer.team.rank > 0)
     log.say(_opening(trainer))
     with log.progress(recipe.steps, trainer.step) as tick:
-        recent: list[float] = []
         begun, tokens = time.perf_counter(), trainer.tokens
         while trainer.step < recipe.steps:
             measured = trainer.train_step()
-            recent.append(measured["loss"])
             last = trainer.step == recipe.steps
             if trainer.step % EVERY == 0 or last:
                 now = time.perf_counter()
                 speed = (trainer.tokens - tokens) / (now - begun)
-                mean = sum(recent) / len(recent)
+                mean = sum(trainer.losses) / len(trainer.losses)
+                trainer.losses = []
                 log.write(
-                    step=trainer.step, **{**measured, "loss": mean}, tokens=trainer.tokens,
+                    step=trainer.step, loss=mean, **measured, tokens=trainer.tokens,
                     seconds=round(trainer.seconds, 1), speed=round(speed),
                 )  # fmt: skip
                 tick(trainer.step, f"loss {mean:.4f}  {speed:,.0f} tokens/s")
-                recent, begun, tokens = [], now, trainer.tokens
+                begun, tokens = now, trainer.tokens
             if trainer.step % save_every == 0 or last:
                 trainer.save()
             if eval_every and (trainer.step % eval_every == 0 or last):
@@ -117,7 +116,7 @@ class Log:
 
     def say(self, text: str) -> None:
         """To the terminal."""
-        self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     def progress(self, total: int, done: int) -> "Ticker":
         """A bar with throughput and time left; without a terminal, a line now and then."""

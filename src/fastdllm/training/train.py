@@ -155,6 +155,8 @@ class Trainer:
         self.step = 0
         self.tokens = 0
         self.seconds = 0.0
+        self.losses: list[float] = []
+        """Since the last logged line; kept with the state, so that a resumed line is the same."""
         config = self.model.config
         self.data = Data(
             draw, self.tokenizer, end_id=config.end_ids[0], batch=recipe.batch,
@@ -202,6 +204,7 @@ class Trainer:
         self.average = state["average"]
         self.optimizers.load(state["optimizers"])
         self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
+        self.losses = state["losses"]
         self.data.seen, self.data.too_long = state["seen"], state["too_long"]
 
     def save(self) -> None:
@@ -211,7 +214,7 @@ class Trainer:
         state = {
             "recipe": self.recipe.to_json(), "model": self.model.state_dict(),
             "average": self.average, "optimizers": self.optimizers.state(), "step": self.step,
-            "tokens": self.tokens, "seconds": self.seconds,
+            "tokens": self.tokens, "seconds": self.seconds, "losses": self.losses,
             "seen": self.data.seen, "too_long": self.data.too_long,
         }  # fmt: skip
         torch.save(state, self.output / "state.pt.new")
@@ -237,7 +240,7 @@ class Trainer:
     # --- One step ------------------------------------------------------------------------------
 
     def train_step(self) -> dict[str, float]:
-        """Forward, backward, move; what it cost."""
+        """Forward, backward, move; how it went."""
         start = time.perf_counter()
         phase = self.recipe.phase(self.step)
         batch = self.data.at(self.step, phase.drills)
@@ -259,7 +262,8 @@ class Trainer:
         self.step += 1
         self.tokens += batch.ids.numel()
         self.seconds += time.perf_counter() - start
-        return {"loss": float(total), "norm": float(norm), "rate": factor}
+        self.losses.append(float(total))
+        return {"norm": float(norm), "rate": factor}
 
     def _gradients(self, *batch: Tensor) -> Tensor:
         """The batch's loss; its gradients, summed over the processes, are in the parameters."""

@@ -1,0 +1,384 @@
+"""The trainer: its objective against the formula, its runs against being killed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from checkpoints import random_checkpoint, save
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastdllm import LLM, CheckpointError, Generation, InputError
+from fastdllm.denoise import CachedReader, Row
+from fastdllm.models.loading import load_model
+from fastdllm.models.saving import save_model
+from fastdllm.selection import Full
+from fastdllm.tokenizer import Tokenizer
+from fastdllm.training import objective, recipe
+from fastdllm.training.data import Data, read_jsonl, source, sum_drill
+from fastdllm.training.muon import orthogonal
+from fastdllm.training.run import plot, read_metrics, run
+from fastdllm.training.train import start
+
+CPU = torch.device("cpu")
+SMALL = recipe.Recipe(
+    layers=1, width=16, heads=2, kv_heads=1, mlp=16, vocab=400, context=512, steps=8, batch=4,
+    tasks={"lists": 1.0, "functions": 1.0},
+)  # fmt: skip
+
+
+# --- The objective -----------------------------------------------------------------------------
+
+
+@given(st.integers(0, 2**31), st.sampled_from(objective.PATTERNS), st.integers(1, 9))
+def test_chances_are_those_of_the_pattern(seed: int, pattern: str, block: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    maskable = torch.rand(5, 20, generator=g) < 0.7
+    kind = torch.full((5,), objective.PATTERNS.index(pattern))
+    chance = objective.chances(kind, maskable, block, g)
+    assert (chance[~maskable] == 0).all(), "a prompt is never masked"
+    for row, where in zip(chance, maskable, strict=True):
+        p = row[where].tolist()
+        if pattern == "all":
+            assert set(p) <= {1.0}
+        elif pattern == "random":
+            assert len(set(p)) <= 1
+            assert all(0 < x <= 1 for x in p)
+        elif pattern == "prefix":
+            assert p == sorted(p)
+            assert set(p) <= {0.0, 1.0}
+        else:  # known blocks, one with one probability, masked blocks
+            blocks = [set(p[i : i + block]) for i in range(0, len(p), block)]
+            assert all(len(b) == 1 for b in blocks)
+            flat = [b.pop() for b in blocks]
+            assert flat == sorted(flat)
+            assert sum(0 < x < 1 for x in flat) <= 1
+
+
+def test_the_weight_makes_every_position_count_alike() -> None:
+    """The mean of mask times weight is 1 / (positions x rows), whatever the chance."""
+    g = torch.Generator().manual_seed(0)
+    chance = torch.tensor([[0.0, 0.1, 0.1, 0.5], [0.9, 1.0, 0.0, 0.3]])
+    total = torch.zeros(2, 4)
+    for _ in range(20_000):
+        masked = torch.rand(2, 4, generator=g) < chance
+        total += objective.weights(masked, chance)
+    expected = (chance > 0) / 3 / 2
+    assert torch.allclose(total / 20_000, expected, atol=0.01)
+
+
+@pytest.mark.parametrize("family", ["llada", "Dream"])
+def test_the_loss_is_the_formula_read_through_the_engine(family: str, tmp_path: Path) -> None:
+    """Cross-entropy over t, from logits the decoder would see (Dream's are read at i - 1)."""
+    save(tmp_path, *random_checkpoint(family, 3))
+    model = load_model(tmp_path, device="cpu")
+    g = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, 40, (3, 12), generator=g)
+    t = torch.tensor([0.2, 0.5, 0.9])
+    chance = t[:, None].expand(3, 12).clone()
+    chance[:, :4] = 0
+    noisy, masked = objective.hide(ids, chance, 40, g)
+    got = objective.loss(model, ids, noisy, masked, objective.weights(masked, chance))
+    expected = 0.0
+    for row in range(3):
+        reader = CachedReader(model, "none")
+        one = Row(0, noisy[row], masked[row], Full(), 12)
+        if not masked[row].any():
+            continue
+        spots = masked[row].nonzero()[:, 0]
+        logits = reader.read([one], reader.windows([one]), [spots])
+        cost = F.cross_entropy(logits, ids[row, spots], reduction="sum")
+        expected += float(cost) / float(t[row]) / 8 / 3
+    assert float(got) == pytest.approx(expected, rel=1e-4)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**31), st.sampled_from([(4, 4), (3, 7), (8, 2)]))
+def test_muon_makes_matrices_orthogonal(seed: int, shape: tuple[int, int]) -> None:
+    x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(seed))
+    u, _, v = torch.linalg.svd(x, full_matrices=False)
+    made = orthogonal(x)
+    values = torch.linalg.svdvals(made)
+    assert values.max() < 1.3
+    assert ((made * (u @ v)).sum((1, 2)) > 0).all()  # towards the nearest orthogonal matrix
+
+
+# --- Data --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("run")
+    return start(SMALL, folder, device=CPU).tokenizer
+
+
+def make_data(tokenizer: Tokenizer, **changes: object) -> Data:
+    values = {"end_id": tokenizer.end_ids[0], "batch": 4, "canvas": 128, "seed": 0}
+    return Data(source(SMALL.tasks, None), tokenizer, **(values | changes))  # type: ignore[arg-type]
+
+
+def test_a_batch_depends_on_seed_and_step_alone(tokenizer: Tokenizer) -> None:
+    one, other = make_data(tokenizer), make_data(tokenizer)
+    late = other.at(11, 0.5)
+    for step in range(12):
+        batch = one.at(step, 0.5 if step >= 8 else 0.0)
+    assert torch.equal(batch.ids, late.ids)
+    assert torch.equal(batch.maskable, late.maskable)
+    assert not torch.equal(make_data(tokenizer, seed=1).at(11, 0.5).ids[:, :8], late.ids[:, :8])
+
+
+def test_only_the_answer_and_its_end_can_be_masked(tokenizer: Tokenizer) -> None:
+    data = make_data(tokenizer)
+    for step in range(8):
+        batch = data.at(step)
+        for ids, maskable in zip(batch.ids, batch.maskable, strict=True):
+            first = int(maskable.int().argmax())
+            assert maskable[first:].all()
+            prompt = tokenizer.decode(ids[:first].tolist(), special=True)
+            assert prompt.endswith("assistant<|end_header_id|>\n\n")
+            assert ids[-1] == tokenizer.end_ids[0]
+
+
+def test_pretraining_masks_everything(tokenizer: Tokenizer) -> None:
+    batch = make_data(tokenizer, pretrain=True).at(0)
+    assert batch.maskable.all()
+    assert "assistant" not in tokenizer.decode(batch.ids[0].tolist(), special=True)
+
+
+def test_only_results_of_drills_can_be_masked(tokenizer: Tokenizer) -> None:
+    batch = make_data(tokenizer).at(0, 1.0)
+    assert batch.drilled.all()
+    for ids, maskable in zip(batch.ids, batch.maskable, strict=True):
+        assert set(tokenizer.decode(ids[maskable].tolist())) <= set("0123456789")
+        assert tokenizer.decode(ids[~maskable].tolist()).count("= .") == 12
+
+
+@given(st.integers(0, 10**6))
+def test_drills_are_true(seed: int) -> None:
+    asked, result = sum_drill(random.Random(seed))
+    assert eval(asked.rstrip("= ")) == int(result)
+
+
+def test_an_answer_too_long_is_counted_not_cut(tokenizer: Tokenizer) -> None:
+    data = make_data(tokenizer, canvas=55)
+    for step in range(8):
+        data.at(step)
+    assert 0 < data.too_long < data.seen
+    with pytest.raises(InputError, match="none fits a canvas of 5 tokens; give a longer"):
+        make_data(tokenizer, canvas=5).at(0)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt": "a"', "line 2: not JSON"),
+        ('{"prompt": "a"}', 'line 2: no text under "answer"'),
+        ("[1]", 'line 2: no text under "prompt"'),
+        ('{"prompt": 1, "answer": "b"}', 'line 2: no text under "prompt"'),
+    ],
+)
+def test_a_bad_line_is_named(line: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"prompt": "a", "answer": "b"}\n' + line + "\n")
+    with pytest.raises(InputError, match=message):
+        read_jsonl(path)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no file"):
+        read_jsonl(tmp_path / "none")
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(InputError, match="holds no line"):
+        read_jsonl(tmp_path / "empty")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(InputError, match="not UTF-8"):
+        read_jsonl(tmp_path / "bytes")
+
+
+# --- Recipes -----------------------------------------------------------------------------------
+
+
+def test_a_recipe_is_the_same_after_json() -> None:
+    assert recipe.from_json(SMALL.to_json()) == SMALL
+
+
+def test_the_rate_rises_stays_and_falls() -> None:
+    r = recipe.Recipe(steps=100, warmup=0.1, decay=0.2)
+    rates = [r.rate(s) for s in range(100)]
+    assert rates[:10] == [pytest.approx((i + 1) / 10) for i in range(10)]
+    assert set(rates[10:80]) == {1.0}
+    assert rates[80:] == sorted(rates[80:], reverse=True)
+    assert rates[-1] == pytest.approx(0.05)
+
+
+def test_phases_follow_each_other() -> None:
+    early, late = recipe.Phase(0.3, {"all": 1.0}), recipe.Phase(1.0, {"random": 1.0})
+    r = recipe.Recipe(steps=10, phases=(early, late))
+    assert [r.phase(s) for s in range(10)] == [early] * 3 + [late] * 7
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"stepps": 3}, "unknown key 'stepps'; did you mean 'steps'"),
+        ({"steps": 0}, "steps is 0; wanted a whole number"),
+        ({"mode": "superwised"}, "did you mean 'supervised'"),
+        ({"lr": -1}, "wanted a number above 0"),
+        ({"ema": 2}, r"wanted a number in \[0, 1\]"),
+        ({"phases": []}, "phases is empty"),
+        ({"phases": [{"until": 1, "masks": {"randon": 1}}]}, "did you mean 'random'"),
+        ({"phases": [{"till": 1}]}, "did you mean 'until'"),
+        ({"phases": [{"until": 1}]}, "no 'masks'"),
+        ({"phases": 3}, "wanted a list of objects"),
+        ({"tasks": {"listz": 1}}, "did you mean 'lists'"),
+    ],
+)
+def test_bad_recipes(values: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        recipe.change(SMALL, values)
+
+
+# --- Runs --------------------------------------------------------------------------------------
+
+
+def train(output: Path, r: recipe.Recipe = SMALL, **changes: int) -> Path:
+    values = {"save_every": 3, "eval_every": 0, "eval_count": 2} | changes
+    run(r, output, device=CPU, **values)
+    return output
+
+
+def test_the_same_seed_gives_the_same_model(tmp_path: Path) -> None:
+    one, two = train(tmp_path / "a"), train(tmp_path / "b")
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(("family", "optimizer"), [("llada", "muon"), ("Dream", "adamw")])
+def test_a_run_is_a_checkpoint_that_loads(family: str, optimizer: str, tmp_path: Path) -> None:
+    changed = recipe.change(SMALL, {"family": family, "optimizer": optimizer})
+    train(tmp_path, changed, eval_every=8)
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line["task"] for line in lines if "task" in line] == ["lists", "functions"]
+    assert (tmp_path / "curve.svg").exists()
+    llm = LLM.load(tmp_path, device="cpu")
+    assert llm.shift == (family == "Dream")
+    done = llm.generate([{"role": "user", "content": "Copy this list: ant."}], Generation(32))
+    assert done.usage.tokens <= 32
+    raw = json.loads((tmp_path / "config.json").read_text())
+    assert raw["model_type"] == family
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    train(tmp_path, recipe.change(SMALL, {"steps": 60, "lr": 0.01}))
+    losses = [line["loss"] for line in read_metrics(tmp_path / "metrics.jsonl")]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_it_goes_on_from_a_checkpoint_of_another_tokenizer(tmp_path: Path) -> None:
+    data = tmp_path / "d.jsonl"
+    data.write_text('{"prompt": "Say hi.", "answer": "hi"}\n' * 3)
+    first = train(tmp_path / "a")
+    changed = recipe.change(
+        SMALL, {"init": str(first), "data": str(data), "tasks": {}, "steps": 4, "mode": "pretrain"}
+    )
+    second = train(tmp_path / "b", changed)
+    assert (first / "tokenizer.json").read_bytes() == (second / "tokenizer.json").read_bytes()
+    before, after = (load_model(folder, device="cpu") for folder in (first, second))
+    assert before.config == after.config
+    moved = (before.embed.weight - after.embed.weight).abs().max()
+    assert 0 < moved < 0.1
+
+
+def command(output: Path, *more: str) -> list[str]:
+    values = {
+        "layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "mlp": 16, "vocab": 400, "batch": 4,
+        "steps": 200,
+    }  # fmt: skip
+    sets = [word for k, v in values.items() for word in ("--set", f"{k}={v}")]
+    return ["-m", "fastdllm", "train", "--output", str(output), "--task", "lists", *sets,
+            "--save-every", "7", "--threads", "1", *more]  # fmt: skip
+
+
+def curve(output: Path) -> list[tuple[int, float, float]]:
+    return [(x["step"], x["loss"], x["norm"]) for x in read_metrics(output / "metrics.jsonl")]
+
+
+def test_a_killed_run_resumes_to_the_same_curve(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    subprocess.run([sys.executable, *command(whole)], check=True, capture_output=True)
+    process = subprocess.Popen([sys.executable, *command(broken)], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 100
+    while len(read_metrics(broken / "metrics.jsonl")) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert 0 < torch.load(broken / "state.pt", weights_only=True)["step"] < 200
+    with (broken / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1')  # cut in the middle of a line
+    done = subprocess.run(
+        [sys.executable, *command(broken)], check=True, capture_output=True, text=True
+    )
+    assert "resuming at step" in done.stderr
+    assert curve(broken) == curve(whole)
+    assert len(curve(whole)) == 10
+    for name in ("model.safetensors", "config.json"):
+        assert (whole / name).read_bytes() == (broken / name).read_bytes()
+
+
+def test_two_processes_learn_as_one(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    subprocess.run(
+        [sys.executable, *command(one, "--set", "steps=40")], check=True, capture_output=True
+    )
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
+         "--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0",
+         *command(two, "--set", "steps=40")],
+        check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    for (s, a, _), (t, b, _) in zip(curve(one), curve(two), strict=True):
+        assert s == t
+        assert a == pytest.approx(b, rel=1e-3)
+
+
+def test_another_recipe_and_a_damaged_state_are_refused(tmp_path: Path) -> None:
+    train(tmp_path)
+    with pytest.raises(InputError, match="a run of another recipe; name another --output"):
+        train(tmp_path, recipe.change(SMALL, {"steps": 9}))
+    state = tmp_path / "state.pt"
+    state.write_bytes(state.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=r"state.pt is damaged .*delete it"):
+        train(tmp_path)
+
+
+def test_a_batch_that_does_not_split_and_a_shape_that_does_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="width 16 does not go into 3 heads"):
+        train(tmp_path, recipe.change(SMALL, {"heads": 3}))
+    with pytest.raises(InputError, match="nothing to train on"):
+        train(tmp_path, recipe.change(SMALL, {"tasks": {}}))
+
+
+def test_saved_models_load_as_they_were(tmp_path: Path) -> None:
+    for family in ("llada", "Dream", "qwen3"):
+        save(tmp_path / family, *random_checkpoint(family, 5, kv_heads=2))
+        before = load_model(tmp_path / family, device="cpu")
+        save_model(before, tmp_path / "again")
+        after = load_model(tmp_path / "again", device="cpu")
+        assert before.config == after.config
+        for (name, a), (_, b) in zip(
+            before.named_parameters(), after.named_parameters(), strict=True
+        ):
+            assert torch.equal(a, b), name
+
+
+def test_the_curve_needs_a_line(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 20, "loss": 1.0}\n{"step": 40, "lo')
+    assert plot(tmp_path) == tmp_path / "curve.svg"
