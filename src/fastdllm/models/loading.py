@@ -17,7 +17,7 @@ from fastdllm.models.transformer import Transformer
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 ZOO = Path(__file__).parent.parent / "zoo"
-EMBEDDED = ("tiny-llada", "tiny-dream")
+EMBEDDED = tuple(sorted(path.parent.name for path in ZOO.glob("*/config.json")))
 """The models that come with the package."""
 FLOATS = {"F64", "F32", "F16", "BF16"}
 

@@ -1,0 +1,241 @@
+# ruff: noqa: E501  the card's text is Markdown, wide lines and all
+"""Measure an embedded model and write its card.
+
+    python benchmarks/card.py tiny-llada --run runs/tiny-llada --problems 1000
+
+Takes the trained folder into src/fastdllm/zoo, evaluates it on the held-out problems of every
+task, measures its calibration, and writes the card (README.md) and measured.json beside the
+weights. What measured.json already holds for the same weights and problems is not measured again.
+"""
+
+import argparse
+import datetime
+import hashlib
+import json
+import platform
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import track
+
+from fastdllm.eval.calibration import on_own_order, on_random_masks
+from fastdllm.eval.run import Summary, solve
+from fastdllm.eval.task import TASKS, get
+from fastdllm.generation import Generation
+from fastdllm.llm import LLM
+from fastdllm.models.loading import ZOO
+from fastdllm.training import recipe as recipes
+from fastdllm.training.run import read_metrics
+
+RULES = ("full", "threshold:0.9", "threshold:0.5", "factor:0.75", "frechet:0.25")
+LEFT_TO_RIGHT = "left to right"
+FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+BATCH = 50
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", help="tiny-llada or tiny-dream")
+    parser.add_argument("--run", type=Path, help="take the weights of this run first")
+    parser.add_argument("--problems", type=int, default=1000)
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--only-write", action="store_true", help="no measuring")
+    arguments = parser.parse_args()
+    folder = ZOO / arguments.model
+    if arguments.run:
+        take(arguments.run, folder)
+    measured = Measured(folder)
+    if not arguments.only_write:
+        llm = LLM.load(folder, device="cpu")
+        for name in arguments.tasks.split(","):
+            measure(llm, name, arguments.problems, measured)
+    (folder / "README.md").write_text(card(arguments.model, folder, measured.values))
+    print(folder / "README.md")
+
+
+def take(run: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        shutil.copyfile(run / name, folder / name)
+    lines = [line for line in read_metrics(run / "metrics.jsonl") if "seconds" in line]
+    last = lines[-1]
+    about = {
+        "recipe": json.loads((run / "recipe.json").read_text()),
+        "steps": last["step"],
+        "tokens": last["tokens"],
+        "hours": last["seconds"] / 3600,
+    }
+    (folder / "training.json").write_text(json.dumps(about, indent=2) + "\n")
+
+
+class Measured:
+    """measured.json: what was measured of these weights, kept as it comes in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "measured.json"
+        weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:16]
+        old = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.values: dict[str, Any] = old if old.get("weights") == weights else {
+            "weights": weights, "results": {},
+            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, "
+            f"torch {torch.__version__}",
+            "date": datetime.date.today().isoformat(),
+        }  # fmt: skip
+
+    def get(self, key: str, count: int) -> Any:
+        found = self.values["results"].get(key)
+        return found if found and found["count"] == count else None
+
+    def put(self, key: str, value: dict[str, Any]) -> None:
+        self.values["results"][key] = value
+        self.path.write_text(json.dumps(self.values, indent=2) + "\n")
+
+
+def measure(llm: LLM, name: str, count: int, measured: Measured) -> None:
+    task = get(name)
+    problems = task.held_out(count)
+    few = problems[: max(1, count // 10)]
+    for rule in (*RULES, LEFT_TO_RIGHT):
+        key = f"{name}/{task.version}/{rule}"
+        if measured.get(key, len(problems)):
+            continue
+        # A block of one token is decoded left to right.
+        base = Generation(cache="prefix")
+        settings = (
+            replace(base, select="full", block_size=1)
+            if rule == LEFT_TO_RIGHT
+            else replace(base, select=rule)
+        )
+        starts = range(0, len(problems), BATCH)
+        results = []
+        for start in track(starts, key, transient=True):
+            results += solve(llm, task, problems[start : start + BATCH], settings)
+        kinds = sorted({r.problem.check.get("kind", "") for r in results} - {""})
+        total = Summary.of(results)
+        value = {
+            "count": total.count, "right": total.right, "interval": total.interval,
+            "nfe": total.nfe / total.count, "tokens_per_nfe": total.tokens_per_nfe,
+            "kinds": {
+                kind: [sum(r.right for r in part), len(part)]
+                for kind in kinds
+                for part in [[r for r in results if r.problem.check["kind"] == kind]]
+            },
+        }  # fmt: skip
+        measured.put(key, value)
+        print(f"{key}: {total.accuracy:.1%}, {total.tokens_per_nfe:.2f} tokens/NFE", flush=True)
+    for place, probe in (("random masks", on_random_masks), ("own order", on_own_order)):
+        key = f"{name}/{task.version}/calibration on {place}"
+        if not measured.get(key, len(few)):
+            seen = probe(llm, few)
+            gap = float(seen.confidence.mean() - seen.right.float().mean())
+            measured.put(
+                key, {"count": len(few), "ece": seen.error, "over": gap, "tokens": len(seen.right)}
+            )
+            print(f"{key}: {seen.error:.4f}, over-confident by {gap:+.4f}", flush=True)
+
+
+INTRODUCTION = """\
+# {name}
+
+A masked diffusion language model of the {family} family, small enough to come with the package
+({size:.1f} MB, {dtype}), trained from scratch on tasks that are generated from a seed. It solves those
+tasks and nothing else: it is here to measure decoding on, not to talk to.
+
+    from fastdllm import LLM
+    llm = LLM.load("{name}")
+
+| | |
+|---|---|
+| shape | {layers} layers, width {width}, {heads} heads ({kv_heads} for keys), feed-forward {mlp} |
+| data | {tasks}; one prompt in eight, by its hash, is held out |
+| training | seed {seed}, {steps:,} steps of {batch} rows, {tokens:,} tokens, {hours:.1f} h on 2 cores |
+| again | `make train-tiny TINY={name}`, then `python benchmarks/card.py {name} --run runs/{name}` |
+| measured | {machine}, {date}; weights {weights} |
+"""
+
+ACCURACY = """\
+## Accuracy
+
+Canvas of 256 tokens, prefix cache, blocks of 32, on held-out problems; 95 % Wilson intervals. `full`
+commits the surest token of the block, one a pass; left to right is the same with blocks of one.
+
+| task | rule | problems | accuracy | interval | NFE | tokens/NFE |
+|---|---|--:|--:|--:|--:|--:|
+"""
+
+CALIBRATION = """\
+## Calibration
+
+Expected calibration error (15 bins) of the best token on random masks, as in training, and along the
+model's own order, where it always speaks where it is surest and the truth is put in. In brackets, mean
+confidence less accuracy: positive is over-confident.
+
+| task | random masks | own order |
+|---|--:|--:|
+"""
+
+
+def card(name: str, folder: Path, values: dict[str, Any]) -> str:
+    about = json.loads((folder / "training.json").read_text())
+    recipe = recipes.change(recipes.Recipe(), about["recipe"])
+    results = values["results"]
+    weaknesses = folder / "weaknesses.md"
+    facts = {
+        **vars(recipe), **about, **values, "name": name,
+        "size": (folder / "model.safetensors").stat().st_size / 1e6,
+        "dtype": json.loads((folder / "config.json").read_text())["torch_dtype"],
+        "tasks": ", ".join(f"{task} v{get(task).version}" for task in recipe.tasks),
+    }  # fmt: skip
+    return "\n".join(
+        [
+            INTRODUCTION.format_map(facts),
+            ACCURACY + accuracy_rows(results),
+            "By kind, `full`:\n\n| task | kind | right | of |\n|---|---|--:|--:|\n"
+            + kinds(results),
+            CALIBRATION + calibration_rows(results),
+            "## Known weaknesses\n",
+            weaknesses.read_text() if weaknesses.exists() else "None recorded.\n",
+        ]
+    )
+
+
+def accuracy_rows(results: dict[str, Any]) -> str:
+    rows = ""
+    for key, r in ordered(results, (*RULES, LEFT_TO_RIGHT)):
+        task, _, rule = key.split("/")
+        low, high = r["interval"]
+        rows += (
+            f"| {task} | {rule} | {r['count']} | {r['right'] / r['count']:.1%} "
+            f"| {low:.1%} .. {high:.1%} | {r['nfe']:.1f} | {r['tokens_per_nfe']:.2f} |\n"
+        )
+    return rows
+
+
+def kinds(results: dict[str, Any]) -> str:
+    return "".join(
+        f"| {key.split('/')[0]} | {kind.replace('_', ' ')} | {right} | {count} |\n"
+        for key, r in ordered(results, ("full",))
+        for kind, (right, count) in r["kinds"].items()
+    )
+
+
+def calibration_rows(results: dict[str, Any]) -> str:
+    rows = ""
+    for key, random in ordered(results, ("calibration on random masks",)):
+        own = results.get(key.replace("random masks", "own order"))
+        cells = [f"{r['ece']:.4f} ({r['over']:+.4f})" if r else "-" for r in (random, own)]
+        rows += f"| {key.split('/')[0]} | {' | '.join(cells)} |\n"
+    return rows
+
+
+def ordered(results: dict[str, Any], whats: Sequence[str]) -> list[tuple[str, Any]]:
+    keys = [f"{task}/{get(task).version}/{what}" for task in TASKS for what in whats]
+    return [(key, results[key]) for key in keys if key in results]
+
+
+if __name__ == "__main__":
+    main()
