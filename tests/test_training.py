@@ -121,7 +121,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def make_data(tokenizer: Tokenizer, **changes: object) -> Data:
-    values = {"end_id": tokenizer.end_ids[0], "batch": 4, "canvas": 128, "seed": 0}
+    values = {"end_id": tokenizer.end_ids[0], "batch": 4, "canvas": 128, "context": 512, "seed": 0}
     return Data(source(SMALL.tasks, None), tokenizer, **(values | changes))  # type: ignore[arg-type]
 
 
@@ -172,7 +172,16 @@ def test_an_answer_too_long_is_counted_not_cut(tokenizer: Tokenizer) -> None:
     for step in range(8):
         data.at(step)
     assert 0 < data.too_long < data.seen
-    with pytest.raises(InputError, match="none fits a canvas of 5 tokens; give a longer"):
+    counts = data.seen, data.too_long
+    data.at(8)
+    assert data.seen > counts[0]
+    data.at(0)  # made again, as after resuming
+    data.at(8)
+    assert data.rounds == 2
+    again = make_data(tokenizer, canvas=55)
+    again.at(0)
+    assert (again.seen, again.too_long) == counts
+    with pytest.raises(InputError, match="none fits a canvas of 5 in a context of 512"):
         make_data(tokenizer, canvas=5).at(0)
 
 

@@ -93,7 +93,11 @@ def source(tasks: Mapping[str, float], data: Path | None) -> Callable[[random.Ra
 
 
 class Data:
-    """Canvases from a source. `too_long` counts answers that did not fit, which are left out."""
+    """Canvases from a source. `too_long` counts answers that did not fit, which are left out.
+
+    The counts cover the first `rounds` rounds: one that is made again after resuming does not
+    count twice.
+    """
 
     def __init__(
         self,
@@ -103,19 +107,25 @@ class Data:
         end_id: int,
         batch: int,
         canvas: int,
+        context: int,
         seed: int,
         pretrain: bool = False,
     ) -> None:
         self.draw, self.tokenizer, self.end_id = draw, tokenizer, end_id
-        self.batch, self.canvas, self.seed, self.pretrain = batch, canvas, seed, pretrain
-        self.seen = self.too_long = 0
+        self.batch, self.seed, self.pretrain = batch, seed, pretrain
+        self.canvas, self.context = canvas, context
+        self.seen = self.too_long = self.rounds = 0
         self._round: tuple[tuple[int, float], list[Batch]] | None = None
 
     def at(self, step: int, drills: float = 0.0) -> Batch:
         """The batch of a step; a share of its rows are drills."""
         key = (step // ROUND, drills)
         if self._round is None or self._round[0] != key:
+            counts = self.seen, self.too_long
             self._round = (key, self._make_round(*key))
+            if key[0] < self.rounds:
+                self.seen, self.too_long = counts
+            self.rounds = max(self.rounds, key[0] + 1)
         return self._round[1][step % ROUND]
 
     def _make_round(self, number: int, drills: float) -> list[Batch]:
@@ -135,14 +145,15 @@ class Data:
             prompt = self.tokenizer.encode(self._wrap(problem.prompt))
             answer = self.tokenizer.encode(problem.answer)
             self.seen += 1
-            if len(answer) < self.canvas:
+            if len(answer) < self.canvas and len(prompt) + self.canvas <= self.context:
                 return Example(
                     tuple(prompt + answer + [self.end_id] * self._tail(rng, len(answer))),
                     0 if self.pretrain else len(prompt),
                 )
             self.too_long += 1
         raise InputError(
-            f"of 1000 answers none fits a canvas of {self.canvas} tokens; give a longer --canvas"
+            f"of 1000 answers none fits a canvas of {self.canvas} in a context of {self.context} "
+            "tokens; try --set canvas=512"
         )
 
     def _wrap(self, prompt: str) -> str:

@@ -68,8 +68,8 @@ def _opening(trainer: Trainer) -> str:
 def _closing(trainer: Trainer) -> str:
     data = trainer.data
     left_out = (
-        f"; {data.too_long} of {data.seen} answers did not fit the canvas of {data.canvas} and "
-        "were left out"
+        f"; {data.too_long} of {data.seen} answers drawn did not fit the canvas "
+        f"of {data.canvas} and were left out"
         if data.too_long
         else ""
     )

@@ -160,7 +160,8 @@ class Trainer:
         config = self.model.config
         self.data = Data(
             draw, self.tokenizer, end_id=config.end_ids[0], batch=recipe.batch,
-            canvas=recipe.canvas, seed=recipe.seed, pretrain=recipe.mode == "pretrain",
+            canvas=recipe.canvas, context=config.context, seed=recipe.seed,
+            pretrain=recipe.mode == "pretrain",
         )  # fmt: skip
         self._resume()
 
@@ -205,7 +206,7 @@ class Trainer:
         self.optimizers.load(state["optimizers"])
         self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
         self.losses = state["losses"]
-        self.data.seen, self.data.too_long = state["seen"], state["too_long"]
+        self.data.seen, self.data.too_long, self.data.rounds = state["counts"]
 
     def save(self) -> None:
         """The state to resume from, then the model as a folder others can load."""
@@ -215,7 +216,7 @@ class Trainer:
             "recipe": self.recipe.to_json(), "model": self.model.state_dict(),
             "average": self.average, "optimizers": self.optimizers.state(), "step": self.step,
             "tokens": self.tokens, "seconds": self.seconds, "losses": self.losses,
-            "seen": self.data.seen, "too_long": self.data.too_long,
+            "counts": [self.data.seen, self.data.too_long, self.data.rounds],
         }  # fmt: skip
         torch.save(state, self.output / "state.pt.new")
         os.replace(self.output / "state.pt.new", self.output / "state.pt")
