@@ -4,6 +4,8 @@ Solve for x: 3x + 5 = 26.
 
 First subtract 5 from both sides. This gives 3x = 26 - 5 = 21. Then divide both sides by 3.
 This gives x = 21 / 3 = 7. The answer is $\boxed{7}$.
+
+Every sum has a number of one digit in it.
 """
 
 import random
@@ -51,7 +53,7 @@ def fractions(rng: random.Random) -> tuple[str, str, str]:
     a, c = rng.randint(1, b - 1), rng.randint(1, d - 1)
     plus = rng.random() < 0.5
     top = a * d + c * b if plus else a * d - c * b
-    if gcd(b, d) > 1 or gcd(a, b) > 1 or gcd(c, d) > 1 or b * d < 10 or top < 1:
+    if gcd(b, d) > 1 or gcd(a, b) > 1 or gcd(c, d) > 1 or b * d < 10 or top < 1 or c * b > 9:
         return fractions(rng)
     sign = "+" if plus else "-"
     solved = (
@@ -66,8 +68,8 @@ def fractions(rng: random.Random) -> tuple[str, str, str]:
 def expand(rng: random.Random) -> tuple[str, str, str]:
     """a(x + b) + c(x + d)."""
     a, b = _factors(rng)
-    c, d = _factors(rng)
-    if a + c > 9 or a * b + c * d > 99:
+    c, d = rng.randint(2, 4), rng.randint(2, 4)
+    if a + c > 9 or c * d > 9:
         return expand(rng)
     solved = (
         f"Expand the first part: {a}(x + {b}) = {a}x + {a * b}. "

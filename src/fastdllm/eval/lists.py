@@ -1,11 +1,14 @@
 """Lists, where dependence is on purpose: copy, reverse, sort, replace, shuffle.
 
-    Reverse this list: fig, plum, kiwi, ...
+    Reverse this list:
+    1. fox
+    2. owl
+    3. cat
 
     Here is the list in reverse order:
-    1. kiwi
-    2. plum
-    3. fig
+    1. cat
+    2. owl
+    3. fox
 
 Committing in parallel is harmless for a copy and dangerous for a shuffle: there every permutation
 is right and a repeated item is wrong, so no place can be filled without looking at the others.
@@ -47,9 +50,13 @@ def make(rng: random.Random) -> Problem:
         new = rng.choice([w for w in WORDS if w not in words])
         asked = f"Replace {old} with {new} in this list"
         result = [new if w == old else w for w in words]
-    numbered = [f"{i}. {word}" for i, word in enumerate(result, 1)]
-    answer = "\n".join([HEADINGS[kind], *numbered])
-    return Problem(f"{asked}: {', '.join(words)}.", answer, {"kind": kind, "result": result})
+    prompt = f"{asked}:\n{_numbered(words)}"
+    answer = f"{HEADINGS[kind]}\n{_numbered(result)}"
+    return Problem(prompt, answer, {"kind": kind, "result": result})
+
+
+def _numbered(words: list[str]) -> str:
+    return "\n".join(f"{i}. {word}" for i, word in enumerate(words, 1))
 
 
 def score(problem: Problem, text: str) -> bool:

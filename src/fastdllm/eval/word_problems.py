@@ -1,15 +1,14 @@
 """Word problems, GSM8K's little sibling: two to five steps, the arithmetic spelt out.
 
-    Mia has 34 shells. She finds 7 more shells. She gives 15 shells to Tom. How many shells does
-    Mia have now?
+    Mia has 34 shells. She finds 7 more. She gives 5 shells to Tom. How many shells are left?
 
-    Mia starts with 34 shells. She finds 7, so now she has 34 + 7 = 41 shells. She gives away 15,
-    so now she has 41 - 15 = 26 shells.
-    #### 26
+    Mia starts with 34 shells. She finds 7, so now she has 34 + 7 = 41 shells. She gives away 5, so
+    now she has 41 - 5 = 36 shells.
+    #### 36
 
-Every total has two digits, so that how long a number is says nothing about which one it is. How
-an answer says "so now she has" is drawn once for the whole of it: all its sentences depend on that
-draw.
+Every total has two digits and every change one, so that how long a number is says nothing about
+which one it is. How an answer says "so now she has" is drawn once for the whole of it: all its
+sentences depend on that draw.
 """
 
 import random
@@ -28,27 +27,27 @@ LEADS = (", so now {he} has", ", which makes")
 
 # Kind of step -> what the problem says, and how the answer takes it up.
 GAIN = (
-    ("{He} buys {k} more {objects}.", "{He} buys {k}"),
-    ("{He} finds {k} more {objects}.", "{He} finds {k}"),
+    ("{He} buys {k} more.", "{He} buys {k}"),
+    ("{He} finds {k} more.", "{He} finds {k}"),
     ("{friend} gives {him} {k} {objects}.", "{He} gets {k}"),
-    ("Then {k} more {objects} arrive.", "{He} gets {k}"),
+    ("Then {k} {objects} arrive.", "{He} gets {k}"),
 )
 LOSS = (
     ("{He} gives {k} {objects} to {friend}.", "{He} gives away {k}"),
     ("{He} loses {k} {objects}.", "{He} loses {k}"),
-    ("{He} sells {k} of the {objects}.", "{He} sells {k}"),
-    ("{friend} takes {k} of the {objects}.", "{He} gives away {k}"),
+    ("{He} sells {k} of them.", "{He} sells {k}"),
+    ("{friend} takes {k} of them.", "{He} gives away {k}"),
 )
 PACKS = (
     ("{He} buys {a} {boxes} with {b} {objects} each.", "{a} {boxes} of {b} are {a} * {b} = {k}"),
     ("{friend} brings {a} {boxes} of {b} {objects}.", "{a} {boxes} of {b} are {a} * {b} = {k}"),
 )
 DOUBLE = (
-    ("Then the number of {objects} doubles.", "The number doubles"),
+    ("Then the number doubles.", "The number doubles"),
     ("{friend} doubles what {he} has.", "The number doubles"),
 )
 HALF = (
-    ("{He} gives half of the {objects} to {friend}.", "{He} gives away half"),
+    ("{He} gives half of them to {friend}.", "{He} gives away half"),
     ("{He} sells half of the {objects}.", "{He} sells half"),
 )
 
@@ -70,7 +69,7 @@ def make(rng: random.Random) -> Problem:
     total = rng.randint(12, 89)
     told = [f"{{name}} has {total} {{objects}}."]
     solved = [f"{{name}} starts with {total} {{objects}}."]
-    for _ in range(rng.randint(2, 5)):
+    for _ in range(rng.choices((2, 3, 4, 5), (4, 3, 2, 1))[0]):
         said, taken, sum_, total = _step(rng, total)
         told.append(said)
         solved.append(f"{taken}{lead} {sum_} {{objects}}.")
@@ -84,8 +83,7 @@ def _step(rng: random.Random, total: int) -> tuple[str, str, str, int]:
     """What happens, how the answer takes it up, its arithmetic, and the new total."""
     while True:
         kind = rng.choices((GAIN, LOSS, PACKS, DOUBLE, HALF), (8, 8, 2, 1, 1))[0]
-        k = rng.randint(2, 9) if rng.random() < 0.65 else rng.randint(10, 29)
-        a, b = rng.randint(2, 5), rng.randint(2, 9)
+        k, a, b = rng.randint(2, 9), rng.randint(2, 4), rng.randint(2, 4)
         if kind is PACKS:
             k = a * b
         new, sum_ = {
@@ -96,7 +94,7 @@ def _step(rng: random.Random, total: int) -> tuple[str, str, str, int]:
             HALF: (total // 2, f"{total} / 2"),
         }[kind]
         whole = kind is not HALF or total % 2 == 0
-        if whole and 10 <= new <= 99 and (kind is not PACKS or 10 <= k <= 30):
+        if whole and 10 <= new <= 99 and k <= 9:
             break
     numbers = {"{k}": str(k), "{a}": str(a), "{b}": str(b)}
     said, taken = rng.choice(kind)

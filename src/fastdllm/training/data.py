@@ -115,11 +115,11 @@ class Data:
         self.batch, self.seed, self.pretrain = batch, seed, pretrain
         self.canvas, self.context = canvas, context
         self.seen = self.too_long = self.rounds = 0
-        self._round: tuple[tuple[int, float], list[Batch]] | None = None
+        self._round: tuple[tuple[int, float, int], list[Batch]] | None = None
 
-    def at(self, step: int, drills: float = 0.0) -> Batch:
-        """The batch of a step; a share of its rows are drills."""
-        key = (step // ROUND, drills)
+    def at(self, step: int, drills: float = 0.0, longest: int = 0) -> Batch:
+        """The batch of a step; a share of its rows are drills, the others at most so long."""
+        key = (step // ROUND, drills, longest)
         if self._round is None or self._round[0] != key:
             counts = self.seen, self.too_long
             self._round = (key, self._make_round(*key))
@@ -128,10 +128,10 @@ class Data:
             self.rounds = max(self.rounds, key[0] + 1)
         return self._round[1][step % ROUND]
 
-    def _make_round(self, number: int, drills: float) -> list[Batch]:
+    def _make_round(self, number: int, drills: float, longest: int) -> list[Batch]:
         rng = random.Random(f"{self.seed}/round/{number}")
         found = [
-            self._drill(rng) if rng.random() < drills else self._example(rng)
+            self._drill(rng) if rng.random() < drills else self._example(rng, longest)
             for _ in range(ROUND * self.batch)
         ]
         found.sort(key=len)
@@ -139,21 +139,23 @@ class Data:
         rng.shuffle(batches)
         return batches
 
-    def _example(self, rng: random.Random) -> Example:
+    def _example(self, rng: random.Random, longest: int) -> Example:
         for _ in range(1000):
             problem = self.draw(rng)
             prompt = self.tokenizer.encode(self._wrap(problem.prompt))
             answer = self.tokenizer.encode(problem.answer)
+            if longest and len(prompt) + len(answer) >= longest:
+                continue
             self.seen += 1
             if len(answer) < self.canvas and len(prompt) + self.canvas <= self.context:
-                return Example(
-                    tuple(prompt + answer + [self.end_id] * self._tail(rng, len(answer))),
-                    0 if self.pretrain else len(prompt),
-                )
+                tail = 1 if longest else self._tail(rng, len(answer))
+                ids = prompt + answer + [self.end_id] * tail
+                return Example(tuple(ids), 0 if self.pretrain else len(prompt))
             self.too_long += 1
+        wanted = f"has at most {longest} tokens" if longest else f"fits a canvas of {self.canvas}"
         raise InputError(
-            f"of 1000 answers none fits a canvas of {self.canvas} in a context of {self.context} "
-            "tokens; try --set canvas=512"
+            f"of 1000 answers none {wanted} in a context of {self.context} tokens; "
+            "try --set canvas=512"
         )
 
     def _wrap(self, prompt: str) -> str:
@@ -201,7 +203,7 @@ def sum_drill(rng: random.Random) -> tuple[str, str]:
     """
     while True:
         sign = rng.choices("+-*/", (4, 4, 2, 1))[0]
-        a, b = rng.randint(10, 99), rng.randint(2, 9) if rng.random() < 0.6 else rng.randint(10, 40)
+        a, b = rng.randint(10, 99), rng.randint(2, 9)
         if sign == "*":
             a = rng.randint(2, 9) if rng.random() < 0.8 else rng.randint(10, 49)
             b = rng.randint(2, 9) if a < 10 else 2

@@ -64,8 +64,13 @@ def read(model: Transformer, noisy: Ids, masked: Flags) -> Float[Tensor, "masked
     return logits
 
 
-def weights(masked: Flags, chance: Chances) -> Chances:
-    """1/p for each masked position, over what its row may mask at most, over the rows."""
+def weights(masked: Flags, chance: Chances, even: bool = False) -> Chances:
+    """1/p for each masked position, over what its row may mask at most, over the rows.
+
+    With `even`, all of them alike: not the paper's bound, but the same optimum with less noise.
+    """
+    if even:
+        return masked / masked.sum().clamp(min=1)
     size = (chance > 0).sum(dim=1, keepdim=True)
     return torch.where(masked, 1 / (chance * size * len(masked)), 0.0)
 

@@ -21,6 +21,10 @@ class Phase:
     """The weight of each pattern; see `objective`."""
     drills: float = 0.0
     """The share of rows that are packed sums instead of problems."""
+    longest: int = 0
+    """Only problems of at most so many tokens, without a tail; 0 for all."""
+    even: bool = False
+    """Every masked position counts alike, instead of 1/t: less noise while the model is young."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class Recipe:
     kv_heads: int = 4
     mlp: int = 384
     vocab: int = 1024
+    tied: bool = True
+    """The head is the embedding: a small model learns sooner to say what it reads."""
     context: int = 1024
     tasks: Mapping[str, float] = field(default_factory=dict)
     """The weight of each task."""

@@ -93,7 +93,7 @@ def new_config(recipe: Recipe, tokenizer: Tokenizer) -> ModelConfig:
         family=r.family, layers=r.layers, width=r.width, heads=r.heads, kv_heads=r.kv_heads,
         head_dim=r.width // r.heads, mlp=r.mlp, vocab=len(tokenizer), context=r.context,
         eps=1e-5 if r.family == "llada" else 1e-6, theta=10_000.0, stored_dtype="float32",
-        tied=False, mask_id=tokenizer.mask_id, end_ids=tokenizer.end_ids[:1], **switches,
+        tied=r.tied, mask_id=tokenizer.mask_id, end_ids=tokenizer.end_ids[:1], **switches,
     )  # fmt: skip
 
 
@@ -244,7 +244,7 @@ class Trainer:
         """Forward, backward, move; how it went."""
         start = time.perf_counter()
         phase = self.recipe.phase(self.step)
-        batch = self.data.at(self.step, phase.drills)
+        batch = self.data.at(self.step, phase.drills, phase.longest)
         generator = torch.Generator().manual_seed(self.recipe.seed * 2**32 + self.step)
         kinds = torch.tensor([phase.masks.get(p, 0.0) for p in PATTERNS])
         pattern = torch.multinomial(kinds, len(batch.ids), replacement=True, generator=generator)
@@ -254,7 +254,7 @@ class Trainer:
         chance = chances(pattern, maskable, self.recipe.block_size, generator)
         assert self.model.config.mask_id is not None
         noisy, masked = hide(batch.ids, chance, self.model.config.mask_id, generator)
-        total = self._gradients(batch.ids, noisy, masked, weights(masked, chance))
+        total = self._gradients(batch.ids, noisy, masked, weights(masked, chance, phase.even))
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         factor = self.recipe.rate(self.step)
         self.optimizers.step(factor)
