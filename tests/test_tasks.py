@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdllm.errors import InputError
-from fastdllm.eval.sandbox import passes
 from fastdllm.eval.scoring import extract_code, last_boxed, math_equal
 from fastdllm.eval.task import TASKS, Problem, get
 
@@ -96,17 +95,6 @@ def test_any_permutation_is_a_shuffle_and_a_repeated_item_is_not(
     assert task.score(problem, numbered(items))
     assert not task.score(problem, numbered([items[1], *items[1:]]))
     assert not task.score(problem, numbered(items[:-1]))
-
-
-def test_code_is_judged_by_what_it_does() -> None:
-    tests = ["assert f([1, 2]) == 3"]
-    assert passes("def f(x):\n    return sum(x)", tests)
-    assert not passes("def f(x):\n    return 3 if x == [2, 1] else 0", tests)
-    assert not passes("def f(x:\n", tests)
-    assert not passes("while True: pass", tests, seconds=1)
-    assert not passes("import os; os._exit(0)", tests)
-    assert not passes("import sys; sys.exit(0)", tests)
-    assert not passes("", tests)
 
 
 @pytest.mark.parametrize(
