@@ -24,7 +24,7 @@ from rich.progress import track
 
 from fastdllm.eval.calibration import on_own_order, on_random_masks
 from fastdllm.eval.run import Summary, solve
-from fastdllm.eval.task import TASKS, get
+from fastdllm.eval.task import GENERATED, generated
 from fastdllm.generation import Generation
 from fastdllm.llm import LLM
 from fastdllm.models.loading import ZOO
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("model", help="tiny-llada or tiny-dream")
     parser.add_argument("--run", type=Path, help="take the weights of this run first")
     parser.add_argument("--problems", type=int, default=1000)
-    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--tasks", default=",".join(GENERATED))
     parser.add_argument("--only-write", action="store_true", help="no measuring")
     arguments = parser.parse_args()
     folder = ZOO / arguments.model
@@ -96,7 +96,7 @@ class Measured:
 
 
 def measure(llm: LLM, name: str, count: int, measured: Measured) -> None:
-    task = get(name)
+    task = generated(name)
     problems = task.held_out(count)
     few = problems[: max(1, count // 10)]
     for rule in (*RULES, LEFT_TO_RIGHT):
@@ -188,7 +188,7 @@ def card(name: str, folder: Path, values: dict[str, Any]) -> str:
         **vars(recipe), **about, **values, "name": name,
         "size": (folder / "model.safetensors").stat().st_size / 1e6,
         "dtype": json.loads((folder / "config.json").read_text())["torch_dtype"],
-        "tasks": ", ".join(f"{task} v{get(task).version}" for task in recipe.tasks),
+        "tasks": ", ".join(f"{task} v{generated(task).version}" for task in recipe.tasks),
     }  # fmt: skip
     return "\n".join(
         [
@@ -233,7 +233,7 @@ def calibration_rows(results: dict[str, Any]) -> str:
 
 
 def ordered(results: dict[str, Any], whats: Sequence[str]) -> list[tuple[str, Any]]:
-    keys = [f"{task}/{get(task).version}/{what}" for task in TASKS for what in whats]
+    keys = [f"{task}/{generated(task).version}/{what}" for task in GENERATED for what in whats]
     return [(key, results[key]) for key in keys if key in results]
 
 

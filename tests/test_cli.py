@@ -49,7 +49,7 @@ def test_rules_lists_every_rule() -> None:
         (("train", "--output", "/no/where", "--recipe", "tiny-lada"), "is no recipe"),
         (("train", "--output", "/no/where", "--set", "steps"), "wanted KEY=VALUE"),
         (("eval", "--task", "list"), "did you mean 'lists'?"),
-        (("eval", "--task", "lists", "--limit", "0"), "has 1 to 1000"),
+        (("eval", "--task", "lists", "--limit", "0"), "wanted at least 1"),
         (("eval", "--task", "lists", "--select", "full,fule"), "did you mean 'full'?"),
         (("eval", "--task", "lists", "--kind", "sorted"), "did you mean 'sort'?"),
         (("figure", "profil"), "did you mean 'profile'?"),

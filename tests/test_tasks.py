@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fastdllm.errors import InputError
 from fastdllm.eval.scoring import extract_code, last_boxed, math_equal
-from fastdllm.eval.task import TASKS, Problem, get
+from fastdllm.eval.task import GENERATED, Problem, generated
 
 # Of all held-out prompts. A change here is a change of the task: raise its version.
 FINGERPRINTS = {
@@ -22,9 +22,9 @@ FINGERPRINTS = {
 }
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", GENERATED)
 def test_held_out_problems_are_fixed_and_never_trained_on(name: str) -> None:
-    task = get(name)
+    task = generated(name)
     prompts = [p.prompt for p in task.held_out()]
     assert len(set(prompts)) == 1000
     whole = hashlib.sha256("\n".join(prompts).encode()).hexdigest()[:16]
@@ -33,9 +33,9 @@ def test_held_out_problems_are_fixed_and_never_trained_on(name: str) -> None:
     assert not trained & set(prompts)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", GENERATED)
 def test_the_model_answers_are_right_and_the_neighbours_answers_wrong(name: str) -> None:
-    task = get(name)
+    task = generated(name)
     problems = task.held_out()[: 60 if name == "functions" else 1000]
     assert all(task.score(p, p.answer) for p in problems)
     assert not any(task.score(p, "") for p in problems[:50])
@@ -47,14 +47,14 @@ def test_the_model_answers_are_right_and_the_neighbours_answers_wrong(name: str)
         assert task.score(p, other.answer) == same, (p.prompt, other.answer)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", GENERATED)
 def test_streams_differ_by_seed_and_repeat_by_seed(name: str) -> None:
-    one, again, other = (list(islice(get(name).stream(s), 20)) for s in (1, 1, 2))
+    one, again, other = (list(islice(generated(name).stream(s), 20)) for s in (1, 1, 2))
     assert one == again != other
 
 
 def test_every_sum_of_a_word_problem_is_true() -> None:
-    for problem in get("word-problems").held_out():
+    for problem in generated("word-problems").held_out():
         sums = re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)", problem.answer)
         assert 2 <= len(sums) <= 10
         for a, sign, b, c in sums:
@@ -64,7 +64,7 @@ def test_every_sum_of_a_word_problem_is_true() -> None:
 
 def test_every_equation_of_algebra_is_true() -> None:
     """Put a number in for the letter, and hold the sides of every `=` together."""
-    for problem in get("algebra").held_out():
+    for problem in generated("algebra").held_out():
         solved = re.search(r"Solve for (\w)", problem.prompt)
         expanded = re.search(r"\((\w) \+", problem.prompt)
         letter = (solved or expanded or "?x")[1]
@@ -82,7 +82,7 @@ def test_every_equation_of_algebra_is_true() -> None:
 def test_any_permutation_is_a_shuffle_and_a_repeated_item_is_not(
     seed: int, rng: random.Random
 ) -> None:
-    task = get("lists")
+    task = generated("lists")
     maker = random.Random(seed)
     while (problem := task.make(maker)).check["kind"] != "shuffle":
         pass
@@ -121,18 +121,18 @@ def test_the_last_box_counts_and_braces_match() -> None:
 @given(st.text())
 def test_no_text_breaks_a_scorer(text: str) -> None:
     for name in ("word-problems", "algebra", "lists"):
-        problem = get(name).held_out(1)[0]
-        assert get(name).score(problem, text) in (True, False)
+        problem = generated(name).held_out(1)[0]
+        assert generated(name).score(problem, text) in (True, False)
 
 
 def test_bad_requests() -> None:
     with pytest.raises(InputError, match="did you mean 'lists'"):
-        get("list")
+        generated("list")
     with pytest.raises(InputError, match="1 to 1000"):
-        get("lists").held_out(0)
+        generated("lists").held_out(0)
     with pytest.raises(InputError, match="did you mean 'copy'"):
-        get("lists").of_kind(get("lists").held_out(50), "copi")
-    assert {p.check["kind"] for p in get("lists").of_kind(get("lists").held_out(50), "sort")} == {
-        "sort"
-    }
-    assert get("lists").of_kind([Problem("a", "b")], "") == [Problem("a", "b")]
+        generated("lists").of_kind(generated("lists").held_out(50), "copi")
+    assert {
+        p.check["kind"] for p in generated("lists").of_kind(generated("lists").held_out(50), "sort")
+    } == {"sort"}
+    assert generated("lists").of_kind([Problem("a", "b")], "") == [Problem("a", "b")]

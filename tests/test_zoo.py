@@ -14,7 +14,7 @@ import pytest
 from fastdllm import LLM, Generation
 from fastdllm.eval.calibration import Reliability, on_own_order, on_random_masks
 from fastdllm.eval.run import Summary, ask, compare, solve
-from fastdllm.eval.task import TASKS, get
+from fastdllm.eval.task import GENERATED, generated
 from fastdllm.models.loading import EMBEDDED, ZOO, find_folder
 from fastdllm.training import recipe
 
@@ -57,10 +57,10 @@ def test_a_model_is_what_its_recipe_makes(llm: LLM) -> None:
     assert recipe.change(recipe.Recipe(), about["recipe"]) == shipped
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", GENERATED)
 def test_answers_have_40_to_200_tokens_and_digits_are_tokens(llm: LLM, task: str) -> None:
     assert llm.tokenizer is not None
-    for problem in get(task).held_out():
+    for problem in generated(task).held_out():
         ids = llm.tokenizer.encode(problem.answer)
         assert 40 <= len(ids) <= 200, problem.answer
         pieces = [llm.tokenizer.piece(i) for i in ids]
@@ -71,12 +71,14 @@ def test_answers_have_40_to_200_tokens_and_digits_are_tokens(llm: LLM, task: str
 def test_it_solves_what_it_never_saw(llm: LLM) -> None:
     """A floor, far below the card: the whole evaluation is `fastdllm eval`."""
     for name in ("word-problems", "functions"):
-        done = solve(llm, get(name), get(name).held_out(24), Generation(select="frechet:0.25"))
+        done = solve(
+            llm, generated(name), generated(name).held_out(24), Generation(select="frechet:0.25")
+        )
         assert Summary.of(done).right >= 12, name
 
 
 def test_settings_take_turns(llm: LLM) -> None:
-    task = get("functions")
+    task = generated("functions")
     settings = [Generation(96, select=rule) for rule in ("threshold:0.9", "frechet:0.25")]
     batches = list(compare(llm, task, task.held_out(5), settings, 2))
     assert [b[0].settings for b in batches] == settings * 3
@@ -87,7 +89,7 @@ def test_settings_take_turns(llm: LLM) -> None:
 
 
 def test_calibration_is_read_off_known_truth(llm: LLM) -> None:
-    problems = get("functions").held_out(4)
+    problems = generated("functions").held_out(4)
     for seen in (on_random_masks(llm, problems), on_own_order(llm, problems)):
         assert isinstance(seen, Reliability)
         assert 0 <= seen.error <= 1
@@ -114,7 +116,7 @@ def test_a_wheel_carries_the_models(tmp_path: Path) -> None:
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     elsewhere.mkdir()
     zipfile.ZipFile(wheel).extractall(site)
-    prompt = get("functions").held_out(1)[0].prompt
+    prompt = generated("functions").held_out(1)[0].prompt
     code = (
         "import sys, fastdllm.cli\nprint(fastdllm.__file__, file=sys.stderr)\nfastdllm.cli.main()"
     )
@@ -130,5 +132,5 @@ def test_a_wheel_carries_the_models(tmp_path: Path) -> None:
 
 
 def test_asking_is_a_chat_turn_where_there_is_a_template(llm: LLM) -> None:
-    problem = get("lists").held_out(1)[0]
+    problem = generated("lists").held_out(1)[0]
     assert ask(llm, problem) == [{"role": "user", "content": problem.prompt}]

@@ -314,11 +314,25 @@ def demo(
 
 @app.command("eval")
 def evaluate(
-    task: Annotated[str, typer.Option(help="word-problems, algebra, functions or lists.")],
+    task: Annotated[
+        str,
+        typer.Option(
+            help="word-problems, algebra, functions, lists; gsm8k, math, humaneval or mbpp."
+        ),
+    ],
     model: Model = EMBEDDED,
     select: Annotated[str, typer.Option(help="Rules, with commas between.")] = "full,frechet:0.25",
     cache: Annotated[str, typer.Option(help="Caches, with commas between.")] = "prefix",
-    limit: Annotated[int, typer.Option(help="Held-out problems, of 1,000.")] = 1000,
+    limit: Annotated[int | None, typer.Option(help="The first so many problems.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="A benchmark's file or folder; else it is fetched.")
+    ] = None,
+    shots: Annotated[
+        int | None, typer.Option(min=0, help="Worked examples; a benchmark knows its own.")
+    ] = None,
+    allow_code_execution: Annotated[
+        bool, typer.Option("--allow-code-execution", help="Run code the model wrote, in a sandbox.")
+    ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Problems decoded together.")] = 32,
     max_tokens: MaxTokens = 256,
     block_size: BlockSize = 32,
@@ -343,16 +357,21 @@ def evaluate(
     from fastdllm.selection import parse_many
 
     chosen = get(task)
-    base = Generation(max_tokens, block_size)
+    base = Generation(max_tokens, block_size, stop=chosen.stop)
     settings = [
         replace(base, select=rule, cache=name)
         for rule in parse_many(select)
         for name in cache.split(",")
     ]
-    problems = chosen.of_kind(chosen.held_out(limit), kind)
+    if chosen.runs_code and not allow_code_execution:
+        raise InputError(
+            f"{task} is scored by running what the model writes; it runs in a sandbox, and only "
+            "with --allow-code-execution"
+        )
+    problems = chosen.some(chosen.problems(data, shots), limit, kind)
     llm = _load(model, dtype, device)
     summaries = run_with_progress(llm, chosen, problems, settings, batch_size)
-    title = f"{llm.name} on {len(problems)} held-out problems of {task} v{chosen.version}"
+    title = f"{llm.name} on {len(problems)} problems of {task} v{chosen.version}"
     Console().print(table(title, settings, summaries))
     results = as_json(settings, summaries)
     print(json.dumps({"model": llm.name, "task": task, "kind": kind, "results": results}))

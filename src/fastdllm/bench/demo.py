@@ -7,7 +7,7 @@ from rich.console import Console
 
 from fastdllm.eval.report import run_with_progress, table
 from fastdllm.eval.run import ask
-from fastdllm.eval.task import get
+from fastdllm.eval.task import generated
 from fastdllm.generation import Generation
 from fastdllm.llm import LLM, Run
 from fastdllm.viz.html import write_page
@@ -22,7 +22,7 @@ WATCHED = "frechet:0.25"
 def show(model: str, problems: int, batch: int, page: Path) -> None:
     """Solve one before your eyes, then print the table and where the trace is."""
     console = Console()
-    llm, task = LLM.load(model), get("word-problems")
+    llm, task = LLM.load(model), generated("word-problems")
     chosen = task.held_out(problems)
     first = replace(Generation(CANVAS), select=WATCHED)
     console.print(f"[bold]A problem the model has never seen[/bold]\n{chosen[0].prompt}\n")

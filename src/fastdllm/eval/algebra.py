@@ -13,7 +13,7 @@ import re
 from math import gcd
 
 from fastdllm.eval.scoring import math_equal
-from fastdllm.eval.task import Problem, Task
+from fastdllm.eval.task import Generated, Problem
 
 LETTERS = ("x", "y", "z", "n", "t", "k")
 
@@ -120,4 +120,4 @@ def score(problem: Problem, text: str) -> bool:
     return math_equal(problem.check["result"], text)
 
 
-TASK = Task("algebra", 1, make, score)
+TASK = Generated("algebra", 1, score, make=make)

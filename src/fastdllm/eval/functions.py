@@ -18,7 +18,7 @@ import random
 
 from fastdllm.eval.sandbox import passes
 from fastdllm.eval.scoring import extract_code
-from fastdllm.eval.task import Problem, Task
+from fastdllm.eval.task import Generated, Problem
 
 NAMES = ("total", "solve", "compute", "measure", "collect", "select", "combine", "process")
 INPUTS = ("values", "numbers", "items", "data")
@@ -93,4 +93,4 @@ def score(problem: Problem, text: str) -> bool:
     return passes(extract_code(text), problem.check["tests"])
 
 
-TASK = Task("functions", 1, make, score)
+TASK = Generated("functions", 1, score, runs_code=True, make=make)

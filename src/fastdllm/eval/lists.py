@@ -17,7 +17,7 @@ is right and a repeated item is wrong, so no place can be filled without looking
 import random
 import re
 
-from fastdllm.eval.task import Problem, Task
+from fastdllm.eval.task import Generated, Problem
 
 WORDS = (
     "ant", "bear", "cat", "deer", "duck", "eel", "fish", "fox", "frog", "goat", "hare", "hawk",
@@ -69,4 +69,4 @@ def score(problem: Problem, text: str) -> bool:
     return words == wanted and numbers == list(range(1, len(wanted) + 1))
 
 
-TASK = Task("lists", 1, make, score)
+TASK = Generated("lists", 1, score, make=make)

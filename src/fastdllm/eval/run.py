@@ -22,16 +22,16 @@ class Result:
     """Its share of the time its batch took."""
 
 
-def ask(llm: LLM, problem: Problem) -> Prompt:
-    """The problem as the model wants to be asked: a chat turn if it chats."""
-    if llm.tokenizer is not None and llm.tokenizer.template:
+def ask(llm: LLM, problem: Problem, chat: bool = True) -> Prompt:
+    """The problem as the model wants to be asked: a chat turn if it chats and the task does."""
+    if chat and llm.tokenizer is not None and llm.tokenizer.template:
         return [{"role": "user", "content": problem.prompt}]
     return problem.prompt
 
 
 def solve(llm: LLM, task: Task, problems: Sequence[Problem], settings: Generation) -> list[Result]:
     """One batch, decoded together."""
-    prompts = [ask(llm, problem) for problem in problems]
+    prompts = [ask(llm, problem, task.chat) for problem in problems]
     start = time.perf_counter()
     completions = llm.generate(prompts, settings)
     seconds = (time.perf_counter() - start) / len(problems)

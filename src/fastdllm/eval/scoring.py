@@ -1,7 +1,13 @@
 """From a model's text to what it answers."""
 
+import ast
 import re
+from decimal import Decimal, InvalidOperation
 
+from fastdllm.errors import InputError
+
+TAIL = 2000
+"""An answer stands at the end of a text; more of it than this is not looked at."""
 FENCE = re.compile(r"```(?:python|py)?\s*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
@@ -23,27 +29,98 @@ def last_boxed(text: str) -> str | None:
 
 
 def math_equal(result: str, text: str) -> bool:
-    r"""Whether a text's last box holds the result, spaces aside.
+    r"""Whether a text's answer is the same mathematics as the result.
 
-    >>> math_equal("5x + 22", r"The answer is $\boxed{5x+22}$.")
+    The last box counts; without one, what follows the last "answer is", else the end of the text.
+
+    >>> math_equal(r"\frac{1}{2}", r"The answer is $\boxed{0.5}$.")
     True
     """
     boxed = last_boxed(text)
-    return boxed is not None and _plain(boxed) == _plain(result)
+    said = boxed if boxed is not None else text[-TAIL:].split("answer is")[-1]
+    if _plain(said) == _plain(result):
+        return True
+    if not said.strip() or len(said) > TAIL:
+        return False
+    try:
+        from math_verify import parse, verify
+    except ModuleNotFoundError:
+        raise InputError(
+            "mathematics is compared by math-verify, which is missing; try: pip install math-verify"
+        ) from None
+    wrapped = f"$\\boxed{{{said}}}$" if boxed is not None else said
+    try:
+        return bool(verify(parse(f"$\\boxed{{{result}}}$"), parse(wrapped)))
+    except Exception:  # whatever odd text made it fail, it is not the result
+        return False
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"\s+", "", text).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+    text = re.sub(r"\\(?:text|mbox|mathrm)\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"\\[dt]frac", r"\\frac", text)
+    return re.sub(r"\\[!,;: ]|\\left|\\right|[\s$]+", "", text).rstrip(".")
+
+
+NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+")
+
+
+def last_number(text: str) -> str | None:
+    """The last number of a text, as it is written.
+
+    >>> last_number("so she pays $1,250.00 in all.")
+    '$1,250.00'
+    """
+    found = NUMBER.findall(text[-TAIL:])
+    return found[-1] if found else None
+
+
+def same_number(one: str | None, other: str) -> bool:
+    """Whether two numbers are the same, commas and currency aside.
+
+    >>> same_number("$1,250.00", "1250")
+    True
+    """
+    try:
+        a, b = (Decimal(re.sub(r"[$,%\s]", "", x or "")) for x in (one, other))
+    except InvalidOperation:
+        return False
+    return a == b
 
 
 def extract_code(text: str) -> str:
-    """The code of an answer: what is fenced, else from the first definition on.
+    """The code of an answer: what is fenced, else all of it if it is Python, else from the first
+    line that looks like some on, without what follows the last one that compiles.
 
-    >>> extract_code("Sure: def f(x):\\n    return x")
+    >>> extract_code("Sure:\\ndef f(x):\\n    return x\\nThis returns x.")
     'def f(x):\\n    return x'
     """
-    fenced = FENCE.search(text)
+    fenced = FENCE.findall(text)
     if fenced:
-        return fenced.group(1)
-    start = re.search(r"(?:from|import|def|class|@)\s", text)
-    return text[start.start() :] if start else text
+        return "\n".join(fenced)
+    if _is_python(text):
+        return text
+    lines = text.splitlines()
+    starts = [i for i, line in enumerate(lines) if CODE.match(line)][:1]
+    if not starts:
+        inline = INLINE.search(text)  # "Sure! def f(x): ..."
+        return text[inline.start() :] if inline else text
+    lines = lines[starts[0] :]
+    for end in range(len(lines), max(0, len(lines) - LINES), -1):
+        code = "\n".join(lines[:end])
+        if _is_python(code):
+            return code
+    return "\n".join(lines)
+
+
+CODE = re.compile(r"(?:from|import|def|async def|class|@)[ \w]")
+INLINE = re.compile(r"\b(?:def|class) \w+")
+LINES = 200
+"""Lines of trailing prose that are looked through."""
+
+
+def _is_python(text: str) -> bool:
+    try:
+        compile(text, "<answer>", "exec", flags=ast.PyCF_ONLY_AST)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    return True

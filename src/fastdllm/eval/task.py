@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from fastdllm.errors import InputError, did_you_mean
@@ -41,12 +42,51 @@ class Problem:
 
 @dataclass(frozen=True)
 class Task:
-    """A generated task. `version` changes whenever a problem or a score would."""
+    """A name, a version that changes whenever a problem or a score would, and a verifier."""
 
     name: str
     version: int
-    make: Callable[[random.Random], Problem]
     score: Callable[[Problem, str], bool]
+    """Whether a text answers a problem; it must survive any text."""
+    stop: tuple[str, ...] = ()
+    """Text that ends an answer."""
+    chat: bool = True
+    """Asked as a chat turn of a model that chats, else as plain text."""
+    runs_code: bool = False
+    """The score runs what the model wrote."""
+
+    def problems(self, data: Path | None = None, shots: int | None = None) -> list[Problem]:
+        """All of them, in their order."""
+        raise NotImplementedError
+
+    def some(self, problems: Sequence[Problem], limit: int | None, kinds: str) -> list[Problem]:
+        """The first few, or all without a limit; of some kinds."""
+        if limit is not None and limit < 1:
+            raise InputError(f"the limit is {limit}; wanted at least 1, or none for all")
+        return self.of_kind(problems, kinds)[:limit]
+
+    def of_kind(self, problems: Sequence[Problem], kinds: str) -> list[Problem]:
+        """Only those of some kinds, named with commas between; all without any."""
+        wanted = [k for k in kinds.split(",") if k]
+        known = sorted({str(p.check["kind"]) for p in problems if "kind" in p.check})
+        for kind in wanted:
+            if kind not in known:
+                hint = did_you_mean(kind, known) if known else f"{self.name} has none"
+                raise InputError(f"unknown kind '{kind}'; {hint}")
+        return [p for p in problems if not wanted or p.check["kind"] in wanted]
+
+
+@dataclass(frozen=True)
+class Generated(Task):
+    """A task made from a seed, here."""
+
+    make: Callable[[random.Random], Problem] = field(kw_only=True)
+
+    def problems(self, data: Path | None = None, shots: int | None = None) -> list[Problem]:
+        """The held-out ones."""
+        if data is not None or shots:
+            raise InputError(f"{self.name} is generated here; it takes no --data and no --shots")
+        return self.held_out()
 
     def stream(self, seed: int) -> Iterator[Problem]:
         """Training problems, without end; none of them is held out."""
@@ -62,19 +102,9 @@ class Task:
             raise InputError(f"{count} problems were asked for; {self.name} has 1 to {HELD_OUT}")
         return list(_held_out(self))[:count]
 
-    def of_kind(self, problems: Sequence[Problem], kinds: str) -> list[Problem]:
-        """Only those of some kinds, named with commas between; all without any."""
-        wanted = [k for k in kinds.split(",") if k]
-        known = sorted({str(p.check["kind"]) for p in problems if "kind" in p.check})
-        for kind in wanted:
-            if kind not in known:
-                hint = did_you_mean(kind, known) if known else f"{self.name} has none"
-                raise InputError(f"unknown kind '{kind}'; {hint}")
-        return [p for p in problems if not wanted or p.check["kind"] in wanted]
-
 
 @cache
-def _held_out(task: Task) -> tuple[Problem, ...]:
+def _held_out(task: Generated) -> tuple[Problem, ...]:
     rng = random.Random(f"{task.name}/{task.version}/held-out")
     found: dict[str, Problem] = {}
     while len(found) < HELD_OUT:
@@ -84,22 +114,37 @@ def _held_out(task: Task) -> tuple[Problem, ...]:
     return tuple(found.values())
 
 
-TASKS = {
+GENERATED = {
     "word-problems": "word_problems",
     "algebra": "algebra",
     "functions": "functions",
     "lists": "lists",
 }
+BENCHMARKS = {"gsm8k": "gsm8k", "math": "math500", "humaneval": "humaneval", "mbpp": "mbpp"}
+TASKS = GENERATED | BENCHMARKS
 
 
 def get(name: str) -> Task:
     """A task by its name.
 
-    >>> get("lists").held_out(1)[0].prompt.split(":")[0]
-    'Copy this list'
+    >>> get("gsm8k").stop
+    ('Question:',)
     """
     if name not in TASKS:
         raise InputError(f"unknown task '{name}'; {did_you_mean(name, TASKS)}")
     task = import_module(f"fastdllm.eval.{TASKS[name]}").TASK
     assert isinstance(task, Task)
+    return task
+
+
+def generated(name: str) -> Generated:
+    """One of the tasks made here, by its name.
+
+    >>> generated("lists").held_out(1)[0].prompt.split(":")[0]
+    'Reverse this list'
+    """
+    if name not in GENERATED:
+        raise InputError(f"unknown task '{name}'; {did_you_mean(name, GENERATED)}")
+    task = get(name)
+    assert isinstance(task, Generated)
     return task

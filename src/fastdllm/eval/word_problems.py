@@ -14,7 +14,7 @@ sentences depend on that draw.
 import random
 import re
 
-from fastdllm.eval.task import Problem, Task
+from fastdllm.eval.task import Generated, Problem
 
 SHE = ("Mia", "Anna", "Lucy", "Emma", "Sara", "Nina", "Zoe", "Ruth")
 HE = ("Tom", "Ben", "Sam", "Max", "Leo", "Paul", "Jack", "Omar")
@@ -109,4 +109,4 @@ def score(problem: Problem, text: str) -> bool:
     return bool(found) and int(found[-1]) == problem.check["result"]
 
 
-TASK = Task("word-problems", 1, make, score)
+TASK = Generated("word-problems", 1, score, make=make)

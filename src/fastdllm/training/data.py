@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from fastdllm.errors import InputError
-from fastdllm.eval.task import Problem, get
+from fastdllm.eval.task import Problem, generated
 from fastdllm.tokenizer import Tokenizer
 
 ROUND = 8
@@ -81,7 +81,7 @@ def source(tasks: Mapping[str, float], data: Path | None) -> Callable[[random.Ra
         return lambda rng: rng.choice(problems)
     if not tasks:
         raise InputError("there is nothing to train on; name tasks, or a file with --data")
-    known = [get(name) for name in tasks]
+    known = [generated(name) for name in tasks]
 
     def draw(rng: random.Random) -> Problem:
         task = rng.choices(known, list(tasks.values()))[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdllm.errors import InputError, did_you_mean
-from fastdllm.eval.task import get
+from fastdllm.eval.task import generated
 from fastdllm.training.objective import PATTERNS
 
 
@@ -157,7 +157,7 @@ def choose(
 def _weighted(task: str) -> tuple[str, float]:
     name, _, weight = task.partition("=")
     try:
-        return get(name).name, float(weight or 1)
+        return generated(name).name, float(weight or 1)
     except ValueError:
         raise InputError(f"--task {task}: '{weight}' is no weight; try {name}=2") from None
 
@@ -186,7 +186,7 @@ def _check(recipe: Recipe) -> None:
             raise InputError(f"{key} is {getattr(recipe, key)!r}; wanted a number in [0, 1]")
     _check_weights("tasks", recipe.tasks)
     for task in recipe.tasks:
-        get(task)
+        generated(task)
     if not recipe.phases:
         raise InputError("phases is empty; leave it out for the paper's random masks")
     for phase in recipe.phases:

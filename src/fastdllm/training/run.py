@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fastdllm.eval.run import Summary, solve
-from fastdllm.eval.task import get
+from fastdllm.eval.task import generated
 from fastdllm.generation import Generation
 from fastdllm.llm import LLM
 from fastdllm.training.recipe import Recipe
@@ -84,7 +84,7 @@ def _evaluate(trainer: Trainer, log: "Log", count: int) -> None:
         with trainer.averaged():
             llm = LLM(trainer.model, trainer.tokenizer)
             for name in trainer.recipe.tasks:
-                task = get(name)
+                task = generated(name)
                 done = Summary.of(solve(llm, task, task.held_out(count), EVALUATION))
                 log.write(
                     step=trainer.step, task=name, accuracy=done.accuracy, count=done.count,

@@ -1,0 +1,53 @@
+"""HumanEval: 164 functions to complete, scored by running their tests.
+
+{"task_id": "HumanEval/0", "prompt": "def has_close_elements(...", "entry_point": "...",
+ "canonical_solution": "    for ...", "test": "def check(candidate): ..."}
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from fastdllm.eval.benchmark import Benchmark, Raw
+from fastdllm.eval.sandbox import passes
+from fastdllm.eval.scoring import extract_code
+from fastdllm.eval.task import Problem
+
+
+def convert(rows: Sequence[Raw], shown: Sequence[Raw]) -> list[Problem]:
+    """The prompt as it stands: the model goes on from it."""
+    keys = ("prompt", "test", "entry_point")
+    return [
+        Problem(row["prompt"], row["canonical_solution"], {key: row[key] for key in keys})
+        for row in rows
+    ]
+
+
+def examples(task: Benchmark, data: Path | None, count: int) -> list[Raw]:
+    """None: the benchmark is asked without."""
+    return []
+
+
+def program(problem: Problem, text: str) -> str:
+    """What to run: the function if the answer writes it out, else the prompt and what follows."""
+    name = re.escape(problem.check["entry_point"])
+    code = extract_code(text)
+    if re.search(rf"^[ \t]*def {name}\b", code, re.MULTILINE):
+        # The prompt's own imports and helpers stay; a repeated prompt is then defined twice.
+        return f"{problem.check['prompt']}    pass\n\n{code}"
+    return str(problem.check["prompt"]) + text
+
+
+def score(problem: Problem, text: str) -> bool:
+    """Whether the function passes the benchmark's tests."""
+    tests = [problem.check["test"], f"check({problem.check['entry_point']})"]
+    return bool(text.strip()) and passes(program(problem, text), tests)
+
+
+TASK = Benchmark(
+    "humaneval", 1, score, stop=("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint"), chat=False,
+    runs_code=True, shots=0, files=("HumanEval.jsonl.gz", "HumanEval.jsonl", "humaneval.jsonl"),
+    hub=("openai/openai_humaneval", None, "test"),
+    columns=("prompt", "canonical_solution", "test", "entry_point"), convert=convert,
+    examples=examples,
+)  # fmt: skip

@@ -1,0 +1,207 @@
+"""The public benchmarks: their real files load, and odd answers are scored as a person would.
+
+The real files are not ours to ship; where they are not beside the project, those tests are skipped.
+"""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastdllm.errors import InputError
+from fastdllm.eval import humaneval
+from fastdllm.eval.benchmark import Benchmark, read_rows
+from fastdllm.eval.scoring import extract_code, last_number, math_equal, same_number
+from fastdllm.eval.task import BENCHMARKS, Problem, get
+
+DATA = Path(__file__).parent.parent.parent / "shared" / "data"
+FOLDERS = {"gsm8k": "gsm8k", "math": "math500", "humaneval": "humaneval", "mbpp": "mbpp"}
+COUNTS = {"gsm8k": 1319, "math": 500, "humaneval": 164, "mbpp": 500}
+real = pytest.mark.skipif(not DATA.is_dir(), reason="the benchmarks' files are not here")
+
+
+@real
+@pytest.mark.parametrize("name", ["gsm8k", "math"])
+def test_gold_answers_are_right_and_perturbed_ones_wrong(name: str) -> None:
+    task = get(name)
+    problems = task.problems(DATA / FOLDERS[name])
+    assert len(problems) == COUNTS[name]
+    assert all(task.score(p, p.answer) for p in problems)
+    for p in problems[::5]:
+        result = p.check["result"]
+        digits = [c for c in result if c.isdigit()]
+        if digits:
+            changed = result.replace(digits[0], str((int(digits[0]) + 1) % 10), 1)
+            wrong = f"#### {changed}" if name == "gsm8k" else f"\\boxed{{{changed}}}"
+            assert not task.score(p, wrong), (result, changed)
+
+
+ALL = [pytest.param(name, 1, marks=pytest.mark.slow) for name in ("humaneval", "mbpp")]
+
+
+@real
+@pytest.mark.parametrize(("name", "step"), [("humaneval", 8), ("mbpp", 25), *ALL])
+def test_gold_programs_pass_and_others_do_not(name: str, step: int) -> None:
+    task = get(name)
+    problems = task.problems(DATA / FOLDERS[name])
+    assert len(problems) == COUNTS[name]
+    missed = [p.prompt[-200:] for p in problems[::step] if not task.score(p, p.answer)]
+    assert not missed
+    for p in problems[:: 10 * step]:
+        assert not task.score(p, "    return None\n")
+        assert not task.score(p, "def unrelated():\n    pass\n")
+
+
+@real
+def test_prompts_carry_their_examples() -> None:
+    five = get("gsm8k").problems(DATA / "gsm8k")[0].prompt
+    assert five.count("Question:") == 6
+    assert five.endswith("Answer:")
+    assert get("gsm8k").problems(DATA / "gsm8k" / "test.jsonl", 8)[0].prompt.count("####") == 8
+    assert get("math").problems(DATA / "math500")[0].prompt.count("Problem:") == 5
+    mbpp = get("mbpp").problems(DATA / "mbpp")
+    assert mbpp[0].prompt.count("[DONE]") == 3
+    assert get("humaneval").problems(DATA / "humaneval")[0].prompt.startswith("from typing")
+    assert get("gsm8k").problems(DATA / "gsm8k", 0)[0].prompt.count("Question:") == 1
+
+
+GSM = Problem("", "", {"result": "1250"})
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("#### 1250", True),
+        ("#### $1,250.00", True),
+        ("#### 1250 dollars a month", True),
+        ("She pays 3 times 400, so the answer is $1,250.", True),
+        ("The total is 1,250 dollars.\n\nI hope this helps!", True),
+        ("1250%", True),
+        ("#### 1250\n#### 7 was my first guess", True),
+        ("#### 125", False),
+        ("#### 1250.5", False),
+        ("#### -1250", False),
+        ("one thousand", False),
+        ("", False),
+        ("####", False),
+    ],
+)
+def test_numbers_are_read_as_a_person_would(text: str, right: bool) -> None:
+    assert get("gsm8k").score(GSM, text) == right
+
+
+@pytest.mark.parametrize(
+    ("result", "text", "right"),
+    [
+        (r"\frac{1}{2}", r"so $\boxed{\dfrac12}$", True),
+        (r"\frac{1}{2}", r"\boxed{0.5}", True),
+        (r"\frac{1}{2}", r"The answer is $\frac{1}{2}$.", True),
+        (r"\frac{1}{2}", r"first \boxed{3}, no: \boxed{\frac{2}{4}}", True),
+        (r"\frac{1}{2}", r"\boxed{\boxed{\frac{1}{2}}}", True),
+        (r"\frac{1}{2}", r"\boxed{\frac{1}{3}}", False),
+        (r"\frac{1}{2}", r"\boxed{\frac{1}{2}", True),
+        ("42", "Final Answer: The final answer is $42$. I hope it is correct.", True),
+        ("42", r"$\boxed{42\text{ apples}}$", True),
+        ("42", "", False),
+        ("x^2+1", r"\boxed{1+x^2}", True),
+        ("10,000", r"\boxed{10000}", True),
+        (r"\text{Evelyn}", r"\boxed{Evelyn}", True),
+        (r"90^\circ", r"\boxed{90}", True),
+        ("3", r"\boxed{" * 500, False),
+        ("3", r"\boxed{9^{9^{9^{9^9}}}}", False),
+    ],
+)
+def test_mathematics_is_compared_as_mathematics(result: str, text: str, right: bool) -> None:
+    assert math_equal(result, text) == right
+
+
+CODE = Problem(
+    "", "", {"prompt": 'def twice(x):\n    """Twice x."""\n', "entry_point": "twice",
+             "test": "def check(f):\n    assert f(4) == 8"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("    return 2 * x\n", True),
+        ("    return x\n", False),
+        ("def twice(x):\n    return 2 * x", True),
+        ("```python\ndef twice(x):\n    return x + x\n```\nThis doubles x.", True),
+        ("Sure! Here it is:\n\ndef twice(x):\n    return x + x\n\nIt doubles x.", True),
+        ("def helper(x):\n    return x\n\ndef twice(x):\n    return helper(x) * 2\n", True),
+        (f"{CODE.check['prompt']}    return 2 * x\n", True),
+        ("```\ndef twice(x):\n    return 2 * x", True),
+        ("def check(f): pass\ndef twice(x): pass", False),
+        ("    return 2 * x\nimport os; os._exit(0)", False),
+        ("", False),
+    ],
+)
+def test_programs_are_found_and_judged(text: str, right: bool) -> None:
+    assert humaneval.score(CODE, text) == right
+
+
+@settings(max_examples=200)
+@given(st.text() | st.text(alphabet="\\boxed{}$^_#.,0123456789-frac ") | st.binary().map(repr))
+def test_no_text_crashes_a_scorer(text: str) -> None:
+    assert get("gsm8k").score(GSM, text) in (True, False)
+    assert math_equal("42", text[:80]) in (True, False)
+    assert isinstance(extract_code(text), str)
+    assert same_number(last_number(text), "1") in (True, False)
+
+
+def test_long_texts_do_not_hang_a_scorer() -> None:
+    for piece in ("1", "(", "\\boxed{", "{", "def f(", "####", "\n", "```python\n", "9^"):
+        text = piece * 20_000
+        get("gsm8k").score(GSM, text)
+        math_equal("42", text)
+        extract_code(text)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_bad_files(name: str, tmp_path: Path) -> None:
+    task = get(name)
+    assert isinstance(task, Benchmark)
+    with pytest.raises(InputError, match="holds none of"):
+        task.problems(tmp_path, 0)
+    with pytest.raises(InputError, match="there is no file"):
+        task.problems(tmp_path / "none.jsonl", 0)
+    wrong = tmp_path / "wrong.jsonl"
+    wrong.write_text('{"a": 1}\n')
+    with pytest.raises(InputError, match=rf"row 1: no column .*is this {name}"):
+        task.problems(wrong, 0)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b'{"a": 1}\n{"a":', "line 2: not JSON"),
+        (b"", "holds no rows"),
+        (b"[1, 2]", "holds no rows"),
+        (b"\xff\xff", "not UTF-8"),
+    ],
+)
+def test_bad_rows(raw: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "f.jsonl"
+    path.write_bytes(raw)
+    with pytest.raises(InputError, match=message):
+        read_rows(path)
+    (tmp_path / "f.jsonl.gz").write_bytes(b"not gzip")
+    with pytest.raises(InputError, match="damaged"):
+        read_rows(tmp_path / "f.jsonl.gz")
+
+
+def test_rows_in_every_shape(tmp_path: Path) -> None:
+    rows = [{"a": 1}, {"a": "b\u2028c"}]
+    (tmp_path / "list.json").write_text(json.dumps(rows))
+    (tmp_path / "lines.jsonl").write_text(
+        "\n".join(json.dumps(r, ensure_ascii=False) for r in rows)
+    )
+    (tmp_path / "packed.jsonl.gz").write_bytes(
+        gzip.compress((tmp_path / "lines.jsonl").read_bytes())
+    )
+    for path in tmp_path.iterdir():
+        assert read_rows(path) == rows
