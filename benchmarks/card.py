@@ -23,7 +23,8 @@ import torch
 from rich.progress import track
 
 from fastdllm.eval.calibration import on_own_order, on_random_masks
-from fastdllm.eval.run import Summary, solve
+from fastdllm.eval.run import Sheet, run
+from fastdllm.eval.summary import Summary
 from fastdllm.eval.task import GENERATED, generated
 from fastdllm.generation import Generation
 from fastdllm.llm import LLM
@@ -110,19 +111,20 @@ def measure(llm: LLM, name: str, count: int, measured: Measured) -> None:
             if rule == LEFT_TO_RIGHT
             else replace(base, select=rule)
         )
-        starts = range(0, len(problems), BATCH)
-        results = []
-        for start in track(starts, key, transient=True):
-            results += solve(llm, task, problems[start : start + BATCH], settings)
-        kinds = sorted({r.problem.check.get("kind", "") for r in results} - {""})
-        total = Summary.of(results)
+        sheet = Sheet(None, settings)
+        batches = -(-len(problems) // BATCH)
+        for _ in track(run(llm, task, problems, [sheet], BATCH), key, batches, transient=True):
+            pass
+        total = Summary.of(sheet.lines.values())
+        kind_of = {p.fingerprint: p.check.get("kind", "") for p in problems}
+        kinds = sorted(set(kind_of.values()) - {""})
         value = {
             "count": total.count, "right": total.right, "interval": total.interval,
-            "nfe": total.nfe / total.count, "tokens_per_nfe": total.tokens_per_nfe,
+            "nfe": total.mean_nfe, "tokens_per_nfe": total.tokens_per_nfe,
             "kinds": {
-                kind: [sum(r.right for r in part), len(part)]
+                kind: [sum(part), len(part)]
                 for kind in kinds
-                for part in [[r for r in results if r.problem.check["kind"] == kind]]
+                for part in [[x["right"] for i, x in sheet.lines.items() if kind_of[i] == kind]]
             },
         }  # fmt: skip
         measured.put(key, value)

@@ -339,12 +339,16 @@ def evaluate(
     kind: Annotated[
         str, typer.Option(help="Only problems of these kinds (lists: copy,sort,...).")
     ] = "",
+    output: Annotated[
+        Path | None, typer.Option(help="A folder for every answer; the same command resumes it.")
+    ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
-    """Accuracy with its 95 % interval, forward passes and speed, on held-out problems.
+    """Accuracy with its 95 % interval, forward passes and speed, on a task's problems.
 
-    The first rule and cache are what the others are measured against. The last line is JSON.
+    The first rule and cache are what the others are measured against; p is McNemar's exact test on
+    the same problems. The last line is JSON.
     """
     import json
     from dataclasses import replace
@@ -352,6 +356,7 @@ def evaluate(
     from rich.console import Console
 
     from fastdllm.eval.report import as_json, run_with_progress, table
+    from fastdllm.eval.run import Sheet, about, claim, team
     from fastdllm.eval.task import get
     from fastdllm.generation import Generation
     from fastdllm.selection import parse_many
@@ -370,10 +375,13 @@ def evaluate(
         )
     problems = chosen.some(chosen.problems(data, shots), limit, kind)
     llm = _load(model, dtype, device)
-    summaries = run_with_progress(llm, chosen, problems, settings, batch_size)
+    if output is not None:
+        claim(output, about(llm, chosen, problems, shots))
+    sheets = [Sheet(output, one, team()[0]) for one in settings]
+    run_with_progress(llm, chosen, problems, sheets, batch_size)
     title = f"{llm.name} on {len(problems)} problems of {task} v{chosen.version}"
-    Console().print(table(title, settings, summaries))
-    results = as_json(settings, summaries)
+    Console().print(table(title, sheets))
+    results = as_json(sheets)
     print(json.dumps({"model": llm.name, "task": task, "kind": kind, "results": results}))
 
 

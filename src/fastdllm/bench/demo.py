@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fastdllm.eval.report import run_with_progress, table
-from fastdllm.eval.run import ask
+from fastdllm.eval.run import Sheet, ask
 from fastdllm.eval.task import generated
 from fastdllm.generation import Generation
 from fastdllm.llm import LLM, Run
@@ -36,9 +36,10 @@ def show(model: str, problems: int, batch: int, page: Path) -> None:
     write_page(done.trace, page)
 
     settings = [replace(first, select=rule, cache=cache) for rule in RULES for cache in CACHES]
-    summaries = run_with_progress(llm, task, chosen, settings, batch)
+    sheets = [Sheet(None, one) for one in settings]
+    run_with_progress(llm, task, chosen, sheets, batch)
     title = f"{llm.name} on {problems} held-out word problems, {batch} at a time, blocks of 32"
-    console.print(table(title, settings, summaries))
+    console.print(table(title, sheets))
     console.print(
         "What to see: a forward pass is what costs, so few passes (NFE) at the accuracy of "
         "`full`, which commits one token a pass, is what a rule is for; the caches make each pass "

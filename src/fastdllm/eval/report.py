@@ -1,4 +1,4 @@
-"""The comparison as a person reads it, and as a program does."""
+"""A run as a person sees it: progress, the table; and as a program does: JSON."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,71 +7,82 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fastdllm.eval.run import Result, Summary, compare
+from fastdllm.eval.run import Sheet, run
+from fastdllm.eval.summary import Summary, mcnemar
 from fastdllm.eval.task import Problem, Task
-from fastdllm.generation import Generation
 from fastdllm.llm import LLM
 
-COLUMNS = ("accuracy", "95 % interval", "NFE", "tokens/NFE", "tokens/s", "speed-up")
+COLUMNS = (
+    "accuracy", "95 % interval", "p", "NFE", "fewer", "tokens/NFE", "tokens/s", "speed-up",
+)  # fmt: skip
 
 
 def run_with_progress(
-    llm: LLM, task: Task, problems: Sequence[Problem], settings: Sequence[Generation], batch: int
-) -> list[Summary]:
-    """A summary for each setting, with a bar that shows accuracy and speed on the way."""
-    done: dict[int, list[Result]] = {i: [] for i in range(len(settings))}
-    batches = -(-len(problems) // batch) * len(settings)
+    llm: LLM, task: Task, problems: Sequence[Problem], sheets: Sequence[Sheet], batch: int
+) -> None:
+    """Fill the sheets, with a bar that shows accuracy, NFE and speed on the way."""
     console = Console(stderr=True)
+    total = len(problems) * len(sheets)
     with Progress(
         TextColumn(task.name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
         TextColumn("{task.description}"), console=console, transient=True,
         disable=not console.is_terminal,
     ) as bar:  # fmt: skip
-        ticket = bar.add_task("", total=batches)
-        for number, results in enumerate(compare(llm, task, problems, settings, batch)):
-            mine = done[number % len(settings)]
-            mine += results
-            so_far = Summary.of(mine)
-            rule = settings[number % len(settings)].rule
-            text = f"{rule}: {so_far.accuracy:.1%}, {so_far.tokens_per_second:,.0f} tokens/s"
-            bar.update(ticket, advance=1, description=text)
-    return [Summary.of(results) for results in done.values()]
+        ticket = bar.add_task("", total=total, completed=sum(len(s.lines) for s in sheets))
+        for sheet in run(llm, task, problems, sheets, batch):
+            s = Summary.of(sheet.lines.values())
+            text = (
+                f"{sheet.settings.rule}, {sheet.settings.cache}: {s.accuracy:.1%}, "
+                f"NFE {s.mean_nfe:.1f}, {s.tokens_per_second:,.0f} tokens/s"
+            )
+            done = sum(len(one.lines) for one in sheets)
+            bar.update(ticket, completed=done, description=text)
 
 
-def table(title: str, settings: Sequence[Generation], summaries: Sequence[Summary]) -> Table:
-    """One row a setting; the speed-up is against the first."""
+def table(title: str, sheets: Sequence[Sheet]) -> Table:
+    """One row a setting, against the first; p is McNemar's exact test on the same problems."""
     grid = Table(title=title, title_justify="left")
     grid.add_column("rule", no_wrap=True)
     grid.add_column("cache")
     for name in COLUMNS:
         grid.add_column(name, justify="right")
-    base = summaries[0].tokens_per_second
-    last = settings[0].rule
-    for one, s in zip(settings, summaries, strict=True):
-        if one.rule != last:
+    base, last = Summary.of(sheets[0].lines.values()), sheets[0].settings.rule
+    for sheet in sheets:
+        if sheet.settings.rule != last:
             grid.add_section()
-        last = one.rule
+        last = sheet.settings.rule
+        s = Summary.of(sheet.lines.values())
         low, high = s.interval
+        p = mcnemar(sheets[0].lines, sheet.lines)[2]
         grid.add_row(
-            str(one.rule), one.cache, f"{s.accuracy:.1%}", f"{low:.1%} .. {high:.1%}",
-            f"{s.nfe / s.count:.1f}", f"{s.tokens_per_nfe:.2f}", f"{s.tokens_per_second:,.0f}",
-            f"{s.tokens_per_second / base:.2f}x",
+            str(sheet.settings.rule), sheet.settings.cache, f"{s.accuracy:.1%}",
+            f"{low:.1%} .. {high:.1%}", "" if sheet is sheets[0] else f"{p:.3f}",
+            f"{s.mean_nfe:.1f}", f"{1 - s.mean_nfe / base.mean_nfe:.0%}" if base.nfe else "",
+            f"{s.tokens_per_nfe:.2f}", f"{s.tokens_per_second:,.0f}",
+            f"{s.tokens_per_second / base.tokens_per_second:.2f}x" if base.seconds else "",
         )  # fmt: skip
     return grid
 
 
-def as_json(settings: Sequence[Generation], summaries: Sequence[Summary]) -> list[dict[str, Any]]:
+def as_json(sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
     """The same, for the last line of stdout."""
-    return [
-        {
-            "select": str(one.rule),
-            "cache": one.cache,
-            "count": s.count,
-            "accuracy": s.accuracy,
-            "interval": [round(x, 4) for x in s.interval],
-            "nfe": s.nfe / s.count,
-            "tokens_per_nfe": round(s.tokens_per_nfe, 4),
-            "tokens_per_second": round(s.tokens_per_second, 1),
-        }
-        for one, s in zip(settings, summaries, strict=True)
-    ]
+    found = []
+    for sheet in sheets:
+        s = Summary.of(sheet.lines.values())
+        lost, won, p = mcnemar(sheets[0].lines, sheet.lines)
+        found.append(
+            {
+                "select": str(sheet.settings.rule),
+                "cache": sheet.settings.cache,
+                "count": s.count,
+                "accuracy": s.accuracy,
+                "interval": [round(x, 4) for x in s.interval],
+                "nfe": s.mean_nfe,
+                "tokens_per_nfe": round(s.tokens_per_nfe, 4),
+                "tokens_per_second": round(s.tokens_per_second, 1),
+                "only_baseline_right": lost,
+                "only_this_right": won,
+                "p": p,
+            }
+        )
+    return found

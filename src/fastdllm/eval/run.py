@@ -1,13 +1,39 @@
-"""Held-out problems through the engine: accuracy with its interval, forward passes, speed."""
+"""Problems through the engine, a line of JSON for each; every figure is a fold over the lines.
 
-import math
+    OUTPUT/run.json              model, task and data of this folder
+    OUTPUT/RULE-CACHE-HASH.jsonl a line per problem under one setting, written as it happens
+
+A run is resumed by running it again: problems that have a line are not asked again. A setting that
+differs in anything has another hash, so another file. With several processes each takes its share
+of the problems and writes its own files; the fold reads them all.
+"""
+
+import hashlib
+import json
+import os
+import platform
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+import torch
+
+import fastdllm
+from fastdllm.errors import InputError
 from fastdllm.eval.task import Problem, Task
 from fastdllm.generation import Completion, Generation
 from fastdllm.llm import LLM, Prompt
+
+Line = dict[str, Any]
+
+
+def ask(llm: LLM, problem: Problem, chat: bool = True) -> Prompt:
+    """The problem as the model wants to be asked: a chat turn if it chats and the task does."""
+    if chat and llm.tokenizer is not None and llm.tokenizer.template:
+        return [{"role": "user", "content": problem.prompt}]
+    return problem.prompt
 
 
 @dataclass(frozen=True)
@@ -22,13 +48,6 @@ class Result:
     """Its share of the time its batch took."""
 
 
-def ask(llm: LLM, problem: Problem, chat: bool = True) -> Prompt:
-    """The problem as the model wants to be asked: a chat turn if it chats and the task does."""
-    if chat and llm.tokenizer is not None and llm.tokenizer.template:
-        return [{"role": "user", "content": problem.prompt}]
-    return problem.prompt
-
-
 def solve(llm: LLM, task: Task, problems: Sequence[Problem], settings: Generation) -> list[Result]:
     """One batch, decoded together."""
     prompts = [ask(llm, problem, task.chat) for problem in problems]
@@ -41,69 +60,164 @@ def solve(llm: LLM, task: Task, problems: Sequence[Problem], settings: Generatio
     ]
 
 
-def compare(
-    llm: LLM, task: Task, problems: Sequence[Problem], settings: Sequence[Generation], batch: int
-) -> Iterator[list[Result]]:
-    """Every setting on every problem, batch by batch in turn: noise of the machine hits all alike.
+# --- Files -------------------------------------------------------------------------------------
 
-    The first batch under the first setting is run twice, so that nobody pays for warming up.
+
+def identity(llm: LLM) -> str:
+    """A short hash of the weights: the start of every tensor."""
+    known = hashlib.sha256()
+    if isinstance(llm.model, torch.nn.Module):
+        for name, parameter in llm.model.named_parameters():
+            first = parameter.detach().flatten()[:16].float().cpu()
+            known.update(f"{name} {tuple(parameter.shape)} {first.tolist()}".encode())
+    return known.hexdigest()[:16]
+
+
+def describe(settings: Generation) -> dict[str, Any]:
+    """Everything of a setting that can change an answer."""
+    values = {k: v for k, v in vars(settings).items() if k != "select"}
+    return {"select": str(settings.rule), **values, "stop": list(settings.stops)}
+
+
+class Sheet:
+    """The lines of one setting, in a file that only ever grows; or nowhere, without a folder."""
+
+    def __init__(self, folder: Path | None, settings: Generation, rank: int = 0) -> None:
+        self.settings, self.described = settings, describe(settings)
+        self.lines: dict[str, Line] = {}
+        self.path: Path | None = None
+        if folder is None:
+            return
+        label = f"{settings.rule}-{settings.cache}".replace(":", "").replace(",", "-")
+        label = "".join(c for c in label if c.isalnum() or c in ".-=")
+        mark = hashlib.sha256(json.dumps(self.described, sort_keys=True).encode()).hexdigest()[:8]
+        stem = f"{label}-{mark}"
+        self.path = folder / (f"{stem}.{rank}.jsonl" if rank else f"{stem}.jsonl")
+        for path in sorted(folder.glob(f"{stem}*.jsonl")):
+            self.lines |= {line["id"]: line for line in read_lines(path, mend=path == self.path)}
+
+    def add(self, results: Sequence[Result], version: int) -> None:
+        """Write the results of a batch, all of them down to the disk."""
+        new = [self._line(result, version) for result in results]
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(line) + "\n" for line in new))
+                file.flush()
+                os.fsync(file.fileno())
+        self.lines |= {line["id"]: line for line in new}
+
+    def _line(self, result: Result, version: int) -> Line:
+        done = result.completion
+        return {
+            "id": result.problem.fingerprint,
+            "right": result.right,
+            "text": done.text,
+            "tokens": done.usage.tokens,
+            "nfe": done.usage.nfe,
+            "seconds": result.seconds,
+            "finish": done.finish_reason,
+            "settings": self.described,
+            "versions": {
+                "fastdllm": fastdllm.__version__,
+                "torch": torch.__version__,
+                "task": version,
+            },
+        }
+
+
+def read_lines(path: Path, mend: bool = False) -> list[Line]:
+    """The whole lines of a file; one cut short at its end is dropped, with `mend` from disk too."""
+    raw = path.read_bytes() if path.exists() else b""
+    whole, _, rest = raw.rpartition(b"\n")
+    found = []
+    for number, line in enumerate(whole.split(b"\n") if whole else [], 1):
+        try:
+            found.append(json.loads(line))
+            found[-1]["id"], found[-1]["right"], found[-1]["nfe"]
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+            raise InputError(
+                f"{path}, line {number} is not one of ours; move the file away to start it anew"
+            ) from None
+    if rest and mend:
+        with path.open("r+b") as file:
+            file.truncate(len(raw) - len(rest))
+    return found
+
+
+def claim(folder: Path, about: Mapping[str, Any]) -> None:
+    """Make the folder of a run, or see that it is this run's."""
+    path = folder / "run.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            if any(folder.iterdir()):
+                raise InputError(
+                    f"{folder} holds other files and no run.json; name an empty folder"
+                )
+            path.write_text(json.dumps(about, indent=2) + "\n")
+            return
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise InputError(f"{folder} cannot be written to: {error.strerror}") from None
+    try:
+        old = json.loads(path.read_text())
+    except json.JSONDecodeError:
+        raise InputError(f"{path} is damaged; move the folder away to start anew") from None
+    for key in ("model", "weights", "task", "version", "shots", "data"):
+        if old.get(key) != about[key]:
+            raise InputError(
+                f"{folder} is a run with {key} {old.get(key)!r}, not {about[key]!r}; name another "
+                "--output"
+            )
+
+
+def about(llm: LLM, task: Task, problems: Sequence[Problem], shots: int | None) -> dict[str, Any]:
+    """What a folder holds, and where it was measured."""
+    known = hashlib.sha256("".join(p.fingerprint for p in problems[:50]).encode())
+    return {
+        "model": llm.name,
+        "weights": identity(llm),
+        "task": task.name,
+        "version": task.version,
+        "shots": shots,
+        "data": known.hexdigest()[:16],
+        "machine": machine(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def machine() -> str:
+    """Where a figure comes from, in a few words."""
+    place = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    return f"{place}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+# --- Running -----------------------------------------------------------------------------------
+
+
+def team() -> tuple[int, int]:
+    """This process's number and how many there are, under torchrun or accelerate."""
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def run(
+    llm: LLM, task: Task, problems: Sequence[Problem], sheets: Sequence[Sheet], batch: int
+) -> Iterator[Sheet]:
+    """Ask what no sheet has yet; yields a sheet whenever a batch was added to it.
+
+    The settings take turns, batch by batch, so that a noisy machine cannot favour one. A short
+    batch is run before the first, so that nobody pays for warming up.
     """
-    solve(llm, task, problems[:batch], settings[-1])
-    for start in range(0, len(problems), batch):
-        for one in settings:
-            yield solve(llm, task, problems[start : start + batch], one)
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A fold over results."""
-
-    count: int
-    right: int
-    nfe: int
-    tokens: int
-    seconds: float
-
-    @classmethod
-    def of(cls, results: Sequence[Result]) -> "Summary":
-        """Add them up."""
-        usages = [r.completion.usage for r in results]
-        return cls(
-            len(results),
-            sum(r.right for r in results),
-            sum(u.nfe for u in usages),
-            sum(u.tokens for u in usages),
-            sum(r.seconds for r in results),
-        )
-
-    @property
-    def accuracy(self) -> float:
-        """The share that is right."""
-        return self.right / self.count
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Where the accuracy lies with 95 % confidence."""
-        return wilson(self.right, self.count)
-
-    @property
-    def tokens_per_nfe(self) -> float:
-        """Tokens up to the end of text over forward passes."""
-        return self.tokens / self.nfe if self.nfe else 0.0
-
-    @property
-    def tokens_per_second(self) -> float:
-        """As the caller of a batch sees it."""
-        return self.tokens / self.seconds
-
-
-def wilson(right: int, count: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's interval for a share.
-
-    >>> [round(x, 3) for x in wilson(90, 100)]
-    [0.826, 0.945]
-    """
-    share, n = right / count, count
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return middle - half, middle + half
+    rank, size = team()
+    mine = list(problems)[rank::size]
+    warm = False
+    for start in range(0, len(mine), batch):
+        part = mine[start : start + batch]
+        for sheet in sheets:
+            missing = [p for p in part if p.fingerprint not in sheet.lines]
+            if missing and not warm:
+                short = replace(sheet.settings, max_tokens=sheet.settings.block_size)
+                llm.generate([ask(llm, p, task.chat) for p in missing[:2]], short)
+                warm = True
+            if missing:
+                sheet.add(solve(llm, task, missing, sheet.settings), task.version)
+                yield sheet

@@ -10,7 +10,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fastdllm.eval.run import Summary, solve
+from fastdllm.eval.run import Sheet, solve
+from fastdllm.eval.summary import Summary
 from fastdllm.eval.task import generated
 from fastdllm.generation import Generation
 from fastdllm.llm import LLM
@@ -85,7 +86,9 @@ def _evaluate(trainer: Trainer, log: "Log", count: int) -> None:
             llm = LLM(trainer.model, trainer.tokenizer)
             for name in trainer.recipe.tasks:
                 task = generated(name)
-                done = Summary.of(solve(llm, task, task.held_out(count), EVALUATION))
+                sheet = Sheet(None, EVALUATION)
+                sheet.add(solve(llm, task, task.held_out(count), EVALUATION), task.version)
+                done = Summary.of(sheet.lines.values())
                 log.write(
                     step=trainer.step, task=name, accuracy=done.accuracy, count=done.count,
                     tokens_per_nfe=round(done.tokens_per_nfe, 3),
