@@ -48,6 +48,8 @@ def test_rules_lists_every_rule() -> None:
         (("train", "--output", "/no/where", "--task", "lists=x"), "'x' is no weight"),
         (("train", "--output", "/no/where", "--recipe", "tiny-lada"), "is no recipe"),
         (("train", "--output", "/no/where", "--set", "steps"), "wanted KEY=VALUE"),
+        (("eval", "--task", "functions"), "only with --allow-code-execution"),
+        (("eval", "--task", "lists", "--data", "x"), "takes no --data"),
         (("eval", "--task", "list"), "did you mean 'lists'?"),
         (("eval", "--task", "lists", "--limit", "0"), "wanted at least 1"),
         (("eval", "--task", "lists", "--select", "full,fule"), "did you mean 'full'?"),

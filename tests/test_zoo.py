@@ -13,7 +13,7 @@ import pytest
 
 from fastdllm import LLM, Generation
 from fastdllm.eval.calibration import Reliability, on_own_order, on_random_masks
-from fastdllm.eval.run import Summary, ask, compare, solve
+from fastdllm.eval.run import Sheet, ask, run, solve
 from fastdllm.eval.task import GENERATED, generated
 from fastdllm.models.loading import EMBEDDED, ZOO, find_folder
 from fastdllm.training import recipe
@@ -74,18 +74,16 @@ def test_it_solves_what_it_never_saw(llm: LLM) -> None:
         done = solve(
             llm, generated(name), generated(name).held_out(24), Generation(select="frechet:0.25")
         )
-        assert Summary.of(done).right >= 12, name
+        assert sum(r.right for r in done) >= 12, name
 
 
 def test_settings_take_turns(llm: LLM) -> None:
     task = generated("functions")
     settings = [Generation(96, select=rule) for rule in ("threshold:0.9", "frechet:0.25")]
-    batches = list(compare(llm, task, task.held_out(5), settings, 2))
-    assert [b[0].settings for b in batches] == settings * 3
-    assert [len(b) for b in batches] == [2, 2, 2, 2, 1, 1]
+    sheets = [Sheet(None, one) for one in settings]
+    assert [s.settings for s in run(llm, task, task.held_out(5), sheets, 2)] == settings * 3
     alone = [solve(llm, task, [p], settings[0])[0] for p in task.held_out(5)]
-    together = [r for b in batches if b[0].settings == settings[0] for r in b]
-    assert [r.completion.tokens for r in alone] == [r.completion.tokens for r in together]
+    assert [r.completion.text for r in alone] == [x["text"] for x in sheets[0].lines.values()]
 
 
 def test_calibration_is_read_off_known_truth(llm: LLM) -> None:

@@ -1,0 +1,241 @@
+"""Evaluation runs: every answer kept, none asked twice, figures that are folds over lines."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from checkpoints import random_checkpoint, save
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+from fastdllm import LLM, Generation, InputError
+from fastdllm.eval.report import as_json, table
+from fastdllm.eval.run import Sheet, about, ask, claim, describe, identity, read_lines, run, solve
+from fastdllm.eval.summary import Summary, mcnemar, wilson
+from fastdllm.eval.task import Problem, Task, generated
+from fastdllm.tokenizer import Tokenizer
+
+TOKENIZER = Path(__file__).parent / "golden" / "tokenizer"
+SHORT = Generation(16, 8, "topk:4", "none", early_stop=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizer = Tokenizer.load(TOKENIZER)
+    assert tokenizer is not None
+    config, state = random_checkpoint("llada", 0, vocab=400)
+    config |= {
+        "mask_token_id": tokenizer.core.token_to_id("<|mdm_mask|>"),
+        "eos_token_id": tokenizer.core.token_to_id("<|endoftext|>"),
+    }
+    where = save(tmp_path_factory.mktemp("llada"), config, state)
+    for file in TOKENIZER.iterdir():
+        shutil.copy(file, where)
+    return where
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM.load(folder, device="cpu")
+
+
+PROBLEMS = [Problem(f"Say {i}.", str(i)) for i in range(7)]
+TASK = Task("echo", 3, lambda problem, text: len(text) % 2 == 0, chat=False)
+
+
+def test_a_line_says_everything_and_the_sheet_is_its_file(llm: LLM, tmp_path: Path) -> None:
+    sheet = Sheet(tmp_path, SHORT)
+    assert [s is sheet for s in run(llm, TASK, PROBLEMS, [sheet], 3)] == [True] * 3
+    assert sheet.path is not None
+    lines = [json.loads(line) for line in sheet.path.read_text().splitlines()]
+    assert [x["id"] for x in lines] == [p.fingerprint for p in PROBLEMS]
+    done = llm.generate(PROBLEMS[2].prompt, SHORT)
+    assert lines[2]["text"] == done.text
+    assert (lines[2]["nfe"], lines[2]["tokens"]) == (done.usage.nfe, done.usage.tokens)
+    assert lines[2]["settings"] == describe(SHORT)
+    assert lines[2]["versions"]["task"] == 3
+    assert Sheet(tmp_path, SHORT).lines == sheet.lines
+
+
+def test_what_has_a_line_is_not_asked_again(llm: LLM, tmp_path: Path) -> None:
+    first = Sheet(tmp_path, SHORT)
+    steps = run(llm, TASK, PROBLEMS, [first], 2)
+    next(steps)
+    next(steps)  # interrupted here
+    again = Sheet(tmp_path, SHORT)
+    assert len(again.lines) == 4
+    asked: list[str] = []
+    task = replace(TASK, score=lambda problem, text: asked.append(problem.prompt) or True)
+    list(run(llm, task, PROBLEMS, [again], 3))
+    assert asked == [p.prompt for p in PROBLEMS[4:]]
+    assert again.path is not None
+    assert len(again.path.read_text().splitlines()) == 7
+
+
+@given(st.integers(0, 400))
+def test_a_file_cut_anywhere_loses_at_most_the_cut_line(tmp_path_factory, cut: int) -> None:
+    path = tmp_path_factory.mktemp("cut") / "a.jsonl"
+    lines = [{"id": str(i), "right": i % 2 == 0, "nfe": i, "text": "é\n"} for i in range(6)]
+    whole = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    path.write_bytes(whole[:cut])
+    kept = read_lines(path, mend=True)
+    assert kept == lines[: whole[:cut].count(b"\n")]
+    with path.open("a") as file:
+        file.write(json.dumps(lines[5]) + "\n")
+    assert read_lines(path) == [*kept, lines[5]]
+
+
+def test_a_changed_setting_has_its_own_file(tmp_path: Path) -> None:
+    changes = (
+        {}, {"select": "topk:5"}, {"cache": "dual"}, {"block_size": 4}, {"max_tokens": 8},
+        {"seed": 1}, {"stop": "x"}, {"early_stop": True}, {"temperature": 0.5},
+    )  # fmt: skip
+    paths = {Sheet(tmp_path, replace(SHORT, **change)).path for change in changes}
+    assert len(paths) == len(changes)
+
+
+def test_a_foreign_line_is_named(tmp_path: Path) -> None:
+    sheet = Sheet(tmp_path, SHORT)
+    assert sheet.path is not None
+    sheet.path.write_text('{"id": 1}\n')
+    with pytest.raises(InputError, match="line 1 is not one of ours"):
+        Sheet(tmp_path, SHORT)
+
+
+def test_a_folder_is_one_runs(llm: LLM, tmp_path: Path) -> None:
+    facts = about(llm, TASK, PROBLEMS, None)
+    claim(tmp_path / "new", facts)
+    claim(tmp_path / "new", facts)
+    claim(tmp_path / "new", facts | {"date": "another day", "machine": "another"})
+    with pytest.raises(InputError, match="is a run with task 'echo', not 'other'; name another"):
+        claim(tmp_path / "new", facts | {"task": "other"})
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(InputError, match=r"holds other files and no run.json"):
+        claim(tmp_path, facts)
+    with pytest.raises(InputError, match="cannot be written to"):
+        claim(tmp_path / "mine.txt", facts)
+    (tmp_path / "new" / "run.json").write_text("{")
+    with pytest.raises(InputError, match="is damaged"):
+        claim(tmp_path / "new", facts)
+
+
+def test_other_weights_are_another_model(llm: LLM, folder: Path) -> None:
+    other = LLM.load(folder, device="cpu")
+    assert identity(other) == identity(llm)
+    other.model.norm.weight[0] += 1  # type: ignore[union-attr,operator]
+    assert identity(other) != identity(llm)
+
+
+def test_shares_of_two_processes_make_the_whole(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Sheet(None, SHORT)
+    list(run(llm, TASK, PROBLEMS, [whole], 2))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in (0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        list(run(llm, TASK, PROBLEMS, [Sheet(tmp_path, SHORT, rank)], 2))
+    assert len(list(tmp_path.glob("*.jsonl"))) == 2
+    merged = Sheet(tmp_path, SHORT)
+    assert merged.lines.keys() == whole.lines.keys()
+    for key, line in whole.lines.items():
+        for field in ("right", "text", "nfe", "tokens"):
+            assert merged.lines[key][field] == line[field]
+
+
+def test_the_command_resumes_after_kill(folder: Path, tmp_path: Path) -> None:
+    """Killed in the middle, run again: every problem once, and the summary of all."""
+    command = [
+        sys.executable, "-m", "fastdllm", "eval", "--model", str(folder), "--task", "lists",
+        "--limit", "24", "--batch-size", "2", "--max-tokens", "32", "--select",
+        "full,threshold:0.5",
+        "--output", str(tmp_path / "out"),
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 90
+
+    def written() -> int:
+        return sum(f.read_bytes().count(b"\n") for f in (tmp_path / "out").glob("*.jsonl"))
+
+    while written() < 6 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert 6 <= written() < 48
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    files = list((tmp_path / "out").glob("*.jsonl"))
+    assert len(files) == 2
+    for file in files:
+        ids = [json.loads(line)["id"] for line in file.read_text().splitlines()]
+        assert sorted(ids) == sorted(p.fingerprint for p in generated("lists").held_out(24))
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert [r["count"] for r in last["results"]] == [24, 24]
+
+
+# --- Figures -----------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 500), st.data())
+def test_wilson_is_scipys(count: int, data: st.DataObject) -> None:
+    right = data.draw(st.integers(0, count))
+    expected = binomtest(right, count).proportion_ci(method="wilson")
+    assert wilson(right, count) == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60))
+def test_mcnemar_is_a_sign_test_of_the_differences(pairs: list[tuple[bool, bool]]) -> None:
+    one = {str(i): {"right": a} for i, (a, _) in enumerate(pairs)}
+    other = {str(i): {"right": b} for i, (_, b) in enumerate(pairs)}
+    lost, won, p = mcnemar(one, other)
+    assert (lost, won) == (sum(a > b for a, b in pairs), sum(b > a for a, b in pairs))
+    expected = binomtest(lost, lost + won).pvalue if lost + won else 1.0
+    assert p == pytest.approx(expected)
+
+
+def test_only_shared_problems_are_paired() -> None:
+    one = {"a": {"right": True}, "b": {"right": True}}
+    assert mcnemar(one, {"a": {"right": False}, "c": {"right": True}})[:2] == (1, 0)
+
+
+def test_the_summary_adds_up() -> None:
+    lines = [
+        {"right": True, "nfe": 10, "tokens": 40, "seconds": 2.0},
+        {"right": False, "nfe": 30, "tokens": 40, "seconds": 2.0},
+    ]
+    s = Summary.of(lines)
+    assert (s.accuracy, s.mean_nfe, s.tokens_per_nfe, s.tokens_per_second) == (0.5, 20, 2, 20)
+    assert Summary.of([]).accuracy == 0
+
+
+def test_the_table_and_the_json_say_the_same(llm: LLM) -> None:
+    from rich.console import Console
+
+    sheets = [Sheet(None, SHORT), Sheet(None, replace(SHORT, select="full"))]
+    list(run(llm, TASK, PROBLEMS, sheets, 4))
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(table("title", sheets))
+    text = console.export_text()
+    for row in as_json(sheets):
+        assert row["select"] in text
+        assert f"{row['accuracy']:.1%}" in text
+        assert f"{row['nfe']:.1f}" in text
+    assert "4.00x" not in text
+    console.file.close()
+
+
+def test_a_chat_task_asks_in_the_models_words(llm: LLM) -> None:
+    problem = PROBLEMS[0]
+    assert ask(llm, problem) == [{"role": "user", "content": problem.prompt}]
+    assert ask(llm, problem, chat=False) == problem.prompt
+    assert solve(llm, TASK, [problem], SHORT)[0].completion.text == (
+        llm.generate(problem.prompt, SHORT).text
+    )
