@@ -3,7 +3,7 @@
 
     python benchmarks/card.py tiny-llada --run runs/tiny-llada --problems 1000
 
-Takes the trained folder into src/fastdllm/zoo, evaluates it on the held-out problems of every
+Takes the trained folder into src/fastdllm/zoo and its log and curve into docs, evaluates it on the held-out problems of every
 task, measures its calibration, and writes the card (README.md) and measured.json beside the
 weights. What measured.json already holds for the same weights and problems is not measured again.
 """
@@ -36,6 +36,7 @@ RULES = ("full", "threshold:0.9", "threshold:0.5", "factor:0.75", "frechet:0.25"
 LEFT_TO_RIGHT = "left to right"
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 BATCH = 50
+DOCS = Path(__file__).parent.parent / "docs"
 
 
 def main() -> None:
@@ -71,6 +72,8 @@ def take(run: Path, folder: Path) -> None:
         "hours": last["seconds"] / 3600,
     }
     (folder / "training.json").write_text(json.dumps(about, indent=2) + "\n")
+    shutil.copyfile(run / "metrics.jsonl", DOCS / "logs" / f"{folder.name}.jsonl")
+    shutil.copyfile(run / "curve.svg", DOCS / "figures" / f"{folder.name}.svg")
 
 
 class Measured:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from fastdllm import LLM, Generation, InputError
+from fastdllm.bench.sweep import area, frontier, grid
 from fastdllm.eval.report import as_json, table
 from fastdllm.eval.run import Sheet, about, ask, claim, describe, identity, read_lines, run, solve
 from fastdllm.eval.summary import Summary, mcnemar, wilson
@@ -239,3 +240,47 @@ def test_a_chat_task_asks_in_the_models_words(llm: LLM) -> None:
     assert solve(llm, TASK, [problem], SHORT)[0].completion.text == (
         llm.generate(problem.prompt, SHORT).text
     )
+
+
+# --- Frontiers ---------------------------------------------------------------------------------
+
+costs = st.lists(
+    st.tuples(st.integers(1, 20).map(float), st.integers(0, 10).map(lambda x: x / 10)),
+    min_size=1, max_size=8,
+)  # fmt: skip
+
+
+@given(costs)
+def test_the_frontier_holds_what_nothing_beats(points: list[tuple[float, float]]) -> None:
+    best = frontier(points)
+    for point in points:
+        beaten = any(c <= point[0] and a >= point[1] and (c, a) != point for c, a in points)
+        assert (point in best) == (not beaten) or points.count(point) > 1
+
+
+@given(costs)
+def test_the_area_is_the_mean_over_budgets(points: list[tuple[float, float]]) -> None:
+    """Against the sum over whole budgets: costs are whole numbers here."""
+    full = 20
+    bought = [max((a for c, a in points if c <= b), default=0.0) for b in range(full)]
+    assert area(points, full) == pytest.approx(sum(bought) / full)
+
+
+def test_a_sweep_is_drawn_and_resumes(folder: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "fastdllm", "sweep", "--model", str(folder), "--task", "lists",
+        "--limit", "4", "--max-tokens", "16", "--rules", "threshold:0.5/0.9,topk:2", "--output",
+        str(tmp_path),
+    ]  # fmt: skip
+    first = subprocess.run(command, capture_output=True, text=True)
+    assert first.returncode == 0, first.stderr
+    assert {"frontier.svg", "frontier.png", "frontier.json"} <= set(os.listdir(tmp_path))
+    last = json.loads(first.stdout.splitlines()[-1])
+    wanted = ["full", "threshold:0.5", "threshold:0.9", "topk:2"]
+    assert [p["select"] for p in last["points"]] == wanted
+    assert subprocess.run(command, capture_output=True, text=True).stdout == first.stdout
+
+
+def test_unknown_grids() -> None:
+    with pytest.raises(InputError, match="did you mean 'threshold'"):
+        grid(["treshold"])

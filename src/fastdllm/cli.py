@@ -312,36 +312,40 @@ def demo(
     show(model, problems, batch_size, page.absolute())
 
 
+TaskName = Annotated[
+    str,
+    typer.Option(help="word-problems, algebra, functions, lists; gsm8k, math, humaneval or mbpp."),
+]
+Limit = Annotated[int | None, typer.Option(help="The first so many problems; else all.")]
+Data = Annotated[Path | None, typer.Option(help="A benchmark's file or folder; else the hub.")]
+Shots = Annotated[
+    int | None, typer.Option(min=0, help="Worked examples; a benchmark knows its own.")
+]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code-execution", help="Run code the model wrote, in a sandbox.")
+]
+BatchSize = Annotated[int, typer.Option(min=1, help="Problems decoded together.")]
+Kind = Annotated[str, typer.Option(help="Only problems of these kinds (lists: copy,sort).")]
+Output = Annotated[
+    Path | None, typer.Option(help="A folder for every answer; the same command resumes it.")
+]
+
+
 @app.command("eval")
 def evaluate(
-    task: Annotated[
-        str,
-        typer.Option(
-            help="word-problems, algebra, functions, lists; gsm8k, math, humaneval or mbpp."
-        ),
-    ],
+    task: TaskName,
     model: Model = EMBEDDED,
     select: Annotated[str, typer.Option(help="Rules, with commas between.")] = "full,frechet:0.25",
     cache: Annotated[str, typer.Option(help="Caches, with commas between.")] = "prefix",
-    limit: Annotated[int | None, typer.Option(help="The first so many problems.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="A benchmark's file or folder; else it is fetched.")
-    ] = None,
-    shots: Annotated[
-        int | None, typer.Option(min=0, help="Worked examples; a benchmark knows its own.")
-    ] = None,
-    allow_code_execution: Annotated[
-        bool, typer.Option("--allow-code-execution", help="Run code the model wrote, in a sandbox.")
-    ] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Problems decoded together.")] = 32,
+    limit: Limit = None,
+    data: Data = None,
+    shots: Shots = None,
+    allow_code_execution: AllowCode = False,
+    batch_size: BatchSize = 32,
     max_tokens: MaxTokens = 256,
     block_size: BlockSize = 32,
-    kind: Annotated[
-        str, typer.Option(help="Only problems of these kinds (lists: copy,sort,...).")
-    ] = "",
-    output: Annotated[
-        Path | None, typer.Option(help="A folder for every answer; the same command resumes it.")
-    ] = None,
+    kind: Kind = "",
+    output: Output = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
@@ -355,34 +359,70 @@ def evaluate(
 
     from rich.console import Console
 
-    from fastdllm.eval.report import as_json, run_with_progress, table
-    from fastdllm.eval.run import Sheet, about, claim, team
-    from fastdllm.eval.task import get
+    from fastdllm.eval.report import as_json, measure, table
+    from fastdllm.eval.task import chosen
     from fastdllm.generation import Generation
     from fastdllm.selection import parse_many
 
-    chosen = get(task)
-    base = Generation(max_tokens, block_size, stop=chosen.stop)
+    known, every, problems = chosen(task, data, shots, limit, kind, allow_code_execution)
+    base = Generation(max_tokens, block_size, stop=known.stop)
     settings = [
         replace(base, select=rule, cache=name)
         for rule in parse_many(select)
         for name in cache.split(",")
     ]
-    if chosen.runs_code and not allow_code_execution:
-        raise InputError(
-            f"{task} is scored by running what the model writes; it runs in a sandbox, and only "
-            "with --allow-code-execution"
-        )
-    problems = chosen.some(chosen.problems(data, shots), limit, kind)
     llm = _load(model, dtype, device)
-    if output is not None:
-        claim(output, about(llm, chosen, problems, shots))
-    sheets = [Sheet(output, one, team()[0]) for one in settings]
-    run_with_progress(llm, chosen, problems, sheets, batch_size)
-    title = f"{llm.name} on {len(problems)} problems of {task} v{chosen.version}"
+    sheets = measure(llm, known, every, problems, settings, batch_size, output, shots)
+    Console().print(table(f"{llm.name} on {len(problems)} problems of {task}", sheets))
+    print(json.dumps({"model": llm.name, "task": task, "kind": kind, "results": as_json(sheets)}))
+
+
+@app.command()
+def sweep(
+    task: TaskName,
+    output: Annotated[Path, typer.Option(help="A folder for answers and figures; it resumes.")],
+    model: Model = EMBEDDED,
+    rules: Annotated[
+        str, typer.Option(help="With commas between; threshold:0.7/0.9 names its values.")
+    ] = "threshold,factor,frechet",
+    cache: Cache = "prefix",
+    limit: Limit = None,
+    data: Data = None,
+    shots: Shots = None,
+    allow_code_execution: AllowCode = False,
+    batch_size: BatchSize = 32,
+    max_tokens: MaxTokens = 256,
+    block_size: BlockSize = 32,
+    kind: Kind = "",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Rules over a grid of their parameters: the frontier of accuracy against passes and speed.
+
+    Writes frontier.svg, .png and .json. The area is the mean accuracy over every budget of passes
+    up to that of `full`. The last line is JSON.
+    """
+    import json
+    from dataclasses import replace
+
+    from rich.console import Console
+
+    from fastdllm.bench.sweep import areas, draw, grid, points
+    from fastdllm.eval.report import measure, table
+    from fastdllm.eval.task import chosen
+    from fastdllm.generation import Generation
+
+    known, every, problems = chosen(task, data, shots, limit, kind, allow_code_execution)
+    base = Generation(max_tokens, block_size, cache=cache, stop=known.stop)
+    settings = [replace(base, select=rule) for rule in ["full", *grid(rules.split(","))]]
+    llm = _load(model, dtype, device)
+    sheets = measure(llm, known, every, problems, settings, batch_size, output, shots)
+    title = f"{llm.name} on {len(problems)} problems of {task}, {cache} cache"
     Console().print(table(title, sheets))
-    results = as_json(sheets)
-    print(json.dumps({"model": llm.name, "task": task, "kind": kind, "results": results}))
+    found = points(sheets)
+    for path in draw(found, title, output):
+        print(path)
+    print(json.dumps({"model": llm.name, "task": task, "areas": areas(found), "points": found}))
 
 
 @app.command()

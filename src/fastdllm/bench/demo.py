@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fastdllm.eval.report import run_with_progress, table
-from fastdllm.eval.run import Sheet, ask
+from fastdllm.eval.report import measure, table
+from fastdllm.eval.run import ask
 from fastdllm.eval.task import generated
 from fastdllm.generation import Generation
 from fastdllm.llm import LLM, Run
@@ -36,8 +36,7 @@ def show(model: str, problems: int, batch: int, page: Path) -> None:
     write_page(done.trace, page)
 
     settings = [replace(first, select=rule, cache=cache) for rule in RULES for cache in CACHES]
-    sheets = [Sheet(None, one) for one in settings]
-    run_with_progress(llm, task, chosen, sheets, batch)
+    sheets = measure(llm, task, chosen, chosen, settings, batch)
     title = f"{llm.name} on {problems} held-out word problems, {batch} at a time, blocks of 32"
     console.print(table(title, sheets))
     console.print(

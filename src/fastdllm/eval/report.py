@@ -1,15 +1,17 @@
 """A run as a person sees it: progress, the table; and as a program does: JSON."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fastdllm.eval.run import Sheet, run
+from fastdllm.eval.run import Sheet, about, claim, run, team
 from fastdllm.eval.summary import Summary, mcnemar
 from fastdllm.eval.task import Problem, Task
+from fastdllm.generation import Generation
 from fastdllm.llm import LLM
 
 COLUMNS = (
@@ -37,6 +39,24 @@ def run_with_progress(
             )
             done = sum(len(one.lines) for one in sheets)
             bar.update(ticket, completed=done, description=text)
+
+
+def measure(
+    llm: LLM,
+    task: Task,
+    every: Sequence[Problem],
+    problems: Sequence[Problem],
+    settings: Sequence[Generation],
+    batch: int,
+    output: Path | None = None,
+    shots: int | None = None,
+) -> list[Sheet]:
+    """Run the settings on the problems, in a folder that remembers, or in none."""
+    if output is not None:
+        claim(output, about(llm, task, every, shots))
+    sheets = [Sheet(output, one, team()[0], problems) for one in settings]
+    run_with_progress(llm, task, problems, sheets, batch)
+    return sheets
 
 
 def table(title: str, sheets: Sequence[Sheet]) -> Table:

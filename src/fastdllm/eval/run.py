@@ -82,7 +82,14 @@ def describe(settings: Generation) -> dict[str, Any]:
 class Sheet:
     """The lines of one setting, in a file that only ever grows; or nowhere, without a folder."""
 
-    def __init__(self, folder: Path | None, settings: Generation, rank: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        settings: Generation,
+        rank: int = 0,
+        problems: Sequence[Problem] | None = None,
+    ) -> None:
+        """With `problems`, what the file says of others is left out of the fold."""
         self.settings, self.described = settings, describe(settings)
         self.lines: dict[str, Line] = {}
         self.path: Path | None = None
@@ -95,6 +102,9 @@ class Sheet:
         self.path = folder / (f"{stem}.{rank}.jsonl" if rank else f"{stem}.jsonl")
         for path in sorted(folder.glob(f"{stem}*.jsonl")):
             self.lines |= {line["id"]: line for line in read_lines(path, mend=path == self.path)}
+        if problems is not None:
+            wanted = {p.fingerprint for p in problems}
+            self.lines = {i: line for i, line in self.lines.items() if i in wanted}
 
     def add(self, results: Sequence[Result], version: int) -> None:
         """Write the results of a batch, all of them down to the disk."""
@@ -171,8 +181,8 @@ def claim(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 def about(llm: LLM, task: Task, problems: Sequence[Problem], shots: int | None) -> dict[str, Any]:
-    """What a folder holds, and where it was measured."""
-    known = hashlib.sha256("".join(p.fingerprint for p in problems[:50]).encode())
+    """What a folder holds, and where it was measured; `problems` are all of the task's."""
+    known = hashlib.sha256("".join(p.fingerprint for p in problems).encode())
     return {
         "model": llm.name,
         "weights": identity(llm),

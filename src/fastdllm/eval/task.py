@@ -137,6 +137,20 @@ def get(name: str) -> Task:
     return task
 
 
+def chosen(
+    name: str, data: Path | None, shots: int | None, limit: int | None, kinds: str, code: bool
+) -> tuple[Task, list[Problem], list[Problem]]:
+    """A task, all of its problems, and those asked for; `code` allows running what was written."""
+    task = get(name)
+    if task.runs_code and not code:
+        raise InputError(
+            f"{name} is scored by running what the model writes; it runs in a sandbox, and only "
+            "with --allow-code-execution"
+        )
+    every = task.problems(data, shots)
+    return task, every, task.some(every, limit, kinds)
+
+
 def generated(name: str) -> Generated:
     """One of the tasks made here, by its name.
 
