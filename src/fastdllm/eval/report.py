@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -14,9 +15,7 @@ from fastdllm.eval.task import Problem, Task
 from fastdllm.generation import Generation
 from fastdllm.llm import LLM
 
-COLUMNS = (
-    "accuracy", "95 % interval", "p", "NFE", "fewer", "tokens/NFE", "tokens/s", "speed-up",
-)  # fmt: skip
+COLUMNS = ("accuracy", "95 %", "p", "NFE", "less", "tok/NFE", "tok/s", "speed-up")
 
 
 def run_with_progress(
@@ -61,7 +60,7 @@ def measure(
 
 def table(title: str, sheets: Sequence[Sheet]) -> Table:
     """One row a setting, against the first; p is McNemar's exact test on the same problems."""
-    grid = Table(title=title, title_justify="left")
+    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     grid.add_column("rule", no_wrap=True)
     grid.add_column("cache")
     for name in COLUMNS:
@@ -76,7 +75,7 @@ def table(title: str, sheets: Sequence[Sheet]) -> Table:
         p = mcnemar(sheets[0].lines, sheet.lines)[2]
         grid.add_row(
             str(sheet.settings.rule), sheet.settings.cache, f"{s.accuracy:.1%}",
-            f"{low:.1%} .. {high:.1%}", "" if sheet is sheets[0] else f"{p:.3f}",
+            f"{100 * low:.0f}-{100 * high:.0f}", "" if sheet is sheets[0] else f"{p:.2f}",
             f"{s.mean_nfe:.1f}", f"{1 - s.mean_nfe / base.mean_nfe:.0%}" if base.nfe else "",
             f"{s.tokens_per_nfe:.2f}", f"{s.tokens_per_second:,.0f}",
             f"{s.tokens_per_second / base.tokens_per_second:.2f}x" if base.seconds else "",

@@ -1,7 +1,7 @@
 """Muon: momentum whose matrices are made orthogonal before the step.
 
 torch.optim.Muon does the same in bfloat16, which a CPU without such instructions emulates: 1.1 s a
-step for the embedded models, where this one takes 0.07 s.
+step for the embedded models, where this one takes 0.09 s.
 """
 
 from collections import defaultdict
@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from fastdllm.training.team import Team
 
 # Keller Jordan's quintic: five rounds bring all singular values near 1.
 QUINTIC = (3.4445, -4.7750, 2.0315)
@@ -29,11 +31,20 @@ def orthogonal(x: Float[Tensor, "count rows columns"]) -> Float[Tensor, "count r
 
 
 class Muon(torch.optim.Optimizer):
-    """For the matrices inside a network; embeddings, heads and vectors want AdamW."""
+    """For the matrices inside a network; embeddings, heads and vectors want AdamW.
+
+    With several processes each makes its share of the matrices orthogonal, and they add up.
+    """
 
     def __init__(
-        self, matrices: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0
+        self,
+        matrices: Iterable[Tensor],
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0,
+        team: Team | None = None,
     ) -> None:
+        self.team = team or Team()
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(list(matrices), defaults)
 
@@ -46,10 +57,14 @@ class Muon(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     shapes[parameter.shape].append(parameter)
             for shape, parameters in shapes.items():
-                gradients = torch.stack([self._momentum(p, group["momentum"]) for p in parameters])
+                wanted = torch.stack([self._momentum(p, group["momentum"]) for p in parameters])
+                mine = slice(self.team.rank, None, self.team.size)
+                moves = torch.zeros_like(wanted)
+                moves[mine] = orthogonal(wanted[mine])
+                self.team.sum([moves])
                 scale = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_sub_(parameters, list(scale * orthogonal(gradients)))
+                torch._foreach_sub_(parameters, list(scale * moves))
 
     def _momentum(self, parameter: Tensor, keep: float) -> Tensor:
         """Nesterov's: the gradient, looked at from where momentum will carry it."""

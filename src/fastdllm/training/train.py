@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,37 +29,11 @@ from fastdllm.training.data import Data, source, texts
 from fastdllm.training.muon import Muon
 from fastdllm.training.objective import PATTERNS, chances, hide, loss, weights
 from fastdllm.training.recipe import Recipe
+from fastdllm.training.team import Team
 
 MICRO = 16
 """Rows a forward pass: 64 at once, too many for the processor's caches, took half as long again."""
 TEXTS = 20_000  # problems to learn a vocabulary from
-
-
-@dataclass(frozen=True)
-class Team:
-    """The processes of a `torchrun`, or the only one."""
-
-    rank: int = 0
-    size: int = 1
-
-    @classmethod
-    def join(cls, device: torch.device) -> "Team":
-        """What the environment says; with several processes, connect them."""
-        rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        if size > 1 and not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        return cls(rank, size)
-
-    def sum(self, tensors: list[Tensor]) -> None:
-        """Add up over the processes, in place, in one message."""
-        if self.size == 1:
-            return
-        flat = torch.cat([t.flatten() for t in tensors])
-        torch.distributed.all_reduce(flat)
-        for mine, added in zip(
-            tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True
-        ):
-            mine.copy_(added.view_as(mine))
 
 
 def new_model(config: ModelConfig, seed: int) -> Transformer:
@@ -100,7 +73,7 @@ def new_config(recipe: Recipe, tokenizer: Tokenizer) -> ModelConfig:
 class Optimizers:
     """AdamW, or Muon for the matrices inside the blocks and AdamW for the rest."""
 
-    def __init__(self, model: Transformer, recipe: Recipe) -> None:
+    def __init__(self, model: Transformer, recipe: Recipe, team: Team) -> None:
         matrices: list[nn.Parameter] = []
         vectors: list[nn.Parameter] = []
         tables: list[nn.Parameter] = []
@@ -116,7 +89,7 @@ class Optimizers:
             (torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95)), recipe.lr)
         ]
         if recipe.optimizer == "muon":
-            muon = Muon(matrices, recipe.matrix_lr, weight_decay=recipe.weight_decay)
+            muon = Muon(matrices, recipe.matrix_lr, weight_decay=recipe.weight_decay, team=team)
             self.parts.append((muon, recipe.matrix_lr))
 
     def step(self, factor: float) -> None:
@@ -151,7 +124,7 @@ class Trainer:
         self.tokenizer = self._tokenizer(draw)
         self.model = self._model().to(device)
         self.average = [p.detach().clone() for p in self.model.parameters()]
-        self.optimizers = Optimizers(self.model, recipe)
+        self.optimizers = Optimizers(self.model, recipe, self.team)
         self.step = 0
         self.tokens = 0
         self.seconds = 0.0
