@@ -60,7 +60,7 @@ def measure(
 
 def table(title: str, sheets: Sequence[Sheet]) -> Table:
     """One row a setting, against the first; p is McNemar's exact test on the same problems."""
-    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
     grid.add_column("rule", no_wrap=True)
     grid.add_column("cache")
     for name in COLUMNS:
