@@ -426,6 +426,59 @@ def sweep(
 
 
 @app.command()
+def reproduce(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="table1, table2, table-dream, table-cache, fig-frontier, fig-blocks, fig-margin, "
+            "fig-cache-scatter, divergence or all."
+        ),
+    ],
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="A folder or hub id; else the embedded one.")
+    ] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="A folder with a benchmark in each subfolder; else the hub.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Problems a row; 100 of the embedded model's, else all.")
+    ] = None,
+    batch_size: BatchSize = 32,
+    output: Annotated[Path, typer.Option(help="Where answers and tables go; it resumes.")] = Path(
+        "reproduction"
+    ),
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Measure a table or figure of the paper, beside what the paper prints.
+
+    Without --model the embedded model answers its own little siblings of the benchmarks. Code that
+    a model writes is run, in a sandbox. The last line is JSON.
+    """
+    import json
+
+    from fastdllm.bench import reproduce as paper
+    from fastdllm.bench.drawings import draw
+
+    names = list(paper.EXPERIMENTS) if name == "all" else [name]
+    todo = {one: paper.cells(one, embedded=not model) for one in names}
+    llm = _load(model or EMBEDDED, dtype, device)
+    count = 100 if not model and limit is None else limit
+    last = {}
+    for one, rows in todo.items():
+        sheets = paper.run(llm, rows, data, count, batch_size, output)
+        found = paper.figures(rows, sheets)
+        paper.show(f"{one}: {llm.name}", found)
+        written = paper.write(one, llm, found, output)
+        written += draw(one, found, f"{one}: {llm.name}, {found[0]['count']} problems", output)
+        if one == "divergence":
+            last = paper.divergence(rows, sheets)
+            print(json.dumps({k: v for k, v in last.items() if k != "alone_right"}))
+        print("\n".join(map(str, written)))
+    print(json.dumps({"model": llm.name, "experiments": names, "output": str(output), **last}))
+
+
+@app.command()
 def oracle(
     select: Annotated[
         str, typer.Option(help="Rules to compare, with spaces between.")

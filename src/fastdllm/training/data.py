@@ -1,12 +1,11 @@
 """Batches that depend on nothing but the seed and the step, so that a run resumes by counting.
 
-A round is a few batches' worth of examples, sorted by length: short ones are not padded to long
-ones. Whichever process asks, a step's batch is the same; with several, each takes its share.
+Whichever process asks, a step's examples are the same; with several, each takes its share.
 """
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +16,6 @@ from torch import Tensor
 from fastdllm.errors import InputError
 from fastdllm.eval.task import Problem, generated
 from fastdllm.tokenizer import Tokenizer
-
-ROUND = 8
-"""Batches sorted together."""
-STEP = 16
-"""Lengths are rounded up to a multiple of this: few shapes to compile."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +28,6 @@ class Example:
 
     def __len__(self) -> int:
         return len(self.ids)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Rows of one length."""
-
-    ids: Int[Tensor, "rows length"]
-    maskable: Bool[Tensor, "rows length"]
-    drilled: Bool[Tensor, " rows"]
-    """Rows that are always masked whole: drills."""
 
 
 def read_jsonl(path: Path) -> list[Problem]:
@@ -95,8 +79,7 @@ def source(tasks: Mapping[str, float], data: Path | None) -> Callable[[random.Ra
 class Data:
     """Canvases from a source. `too_long` counts answers that did not fit, which are left out.
 
-    The counts cover the first `rounds` rounds: one that is made again after resuming does not
-    count twice.
+    The counts cover the first `counted` steps: one that is made again does not count twice.
     """
 
     def __init__(
@@ -114,30 +97,20 @@ class Data:
         self.draw, self.tokenizer, self.end_id = draw, tokenizer, end_id
         self.batch, self.seed, self.pretrain = batch, seed, pretrain
         self.canvas, self.context = canvas, context
-        self.seen = self.too_long = self.rounds = 0
-        self._round: tuple[tuple[int, float, int], list[Batch]] | None = None
+        self.seen = self.too_long = self.counted = 0
 
-    def at(self, step: int, drills: float = 0.0, longest: int = 0) -> Batch:
-        """The batch of a step; a share of its rows are drills, the others at most so long."""
-        key = (step // ROUND, drills, longest)
-        if self._round is None or self._round[0] != key:
-            counts = self.seen, self.too_long
-            self._round = (key, self._make_round(*key))
-            if key[0] < self.rounds:
-                self.seen, self.too_long = counts
-            self.rounds = max(self.rounds, key[0] + 1)
-        return self._round[1][step % ROUND]
-
-    def _make_round(self, number: int, drills: float, longest: int) -> list[Batch]:
-        rng = random.Random(f"{self.seed}/round/{number}")
+    def at(self, step: int, drills: float = 0.0, longest: int = 0) -> list[Example]:
+        """The examples of a step; a share of them drills, the others at most so long."""
+        rng = random.Random(f"{self.seed}/step/{step}")
+        counts = self.seen, self.too_long
         found = [
             self._drill(rng) if rng.random() < drills else self._example(rng, longest)
-            for _ in range(ROUND * self.batch)
+            for _ in range(self.batch)
         ]
-        found.sort(key=len)
-        batches = [self._stack(found[i * self.batch : (i + 1) * self.batch]) for i in range(ROUND)]
-        rng.shuffle(batches)
-        return batches
+        if step < self.counted:
+            self.seen, self.too_long = counts
+        self.counted = max(self.counted, step + 1)
+        return found
 
     def _example(self, rng: random.Random, longest: int) -> Example:
         for _ in range(1000):
@@ -182,17 +155,21 @@ class Data:
             ids += digits + self.tokenizer.encode(". ")
         return Example(tuple(ids), 0, frozenset(only))
 
-    def _stack(self, examples: list[Example]) -> Batch:
-        length = -(-max(map(len, examples)) // STEP) * STEP
-        ids = torch.full((len(examples), length), self.end_id)
-        maskable = torch.zeros(ids.shape, dtype=torch.bool)
-        for i, example in enumerate(examples):
-            ids[i, : len(example)] = torch.tensor(example.ids)
-            if example.only:
-                maskable[i, list(example.only)] = True
-            else:
-                maskable[i, example.prompt :] = True
-        return Batch(ids, maskable, torch.tensor([bool(e.only) for e in examples]))
+
+def stack(
+    examples: Sequence[Example], end_id: int
+) -> tuple[Int[Tensor, "rows length"], Bool[Tensor, "rows length"]]:
+    """Rows of one length, the short ones with more ends of text; and where masks may stand."""
+    length = max(map(len, examples))
+    ids = torch.full((len(examples), length), end_id)
+    maskable = torch.zeros(ids.shape, dtype=torch.bool)
+    for i, example in enumerate(examples):
+        ids[i, : len(example)] = torch.tensor(example.ids)
+        if example.only:
+            maskable[i, list(example.only)] = True
+        else:
+            maskable[i, example.prompt :] = True
+    return ids, maskable
 
 
 def sum_drill(rng: random.Random) -> tuple[str, str]:

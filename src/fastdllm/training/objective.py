@@ -29,29 +29,31 @@ LEAST = 0.01
 
 
 def chances(
-    pattern: Int[Tensor, " rows"], maskable: Flags, block_size: int, generator: torch.Generator
+    pattern: Int[Tensor, " rows"],
+    maskable: Flags,
+    block_size: int,
+    t: Float[Tensor, " rows"],
+    at: Float[Tensor, " rows"],
 ) -> Chances:
-    """The probability of each position to be masked; `pattern` indexes `PATTERNS` per row."""
-    rows = len(maskable)
-    # One t in each of `rows` equal strata, in a random order: less noise than independent draws.
-    strata = torch.randperm(rows, generator=generator) + torch.rand(rows, generator=generator)
-    t = (LEAST + (1 - LEAST) * strata / rows)[:, None]
-    at = torch.rand(rows, generator=generator)[:, None]
+    """The probability of each position to be masked.
+
+    `pattern` indexes `PATTERNS`; `at`, in [0, 1), says where in the answer the block or cut lies.
+    """
     place = maskable.cumsum(dim=1) - 1  # in the answer
-    size = maskable.sum(dim=1, keepdim=True)
+    size, where = maskable.sum(dim=1, keepdim=True), at[:, None]
     block = place // block_size
-    chosen = (at * (size / block_size).ceil()).long()
-    inside = torch.where(block == chosen, t, (block > chosen).float())
-    options = torch.stack(
-        (t.expand(maskable.shape), inside, (place >= at * size).float(), torch.ones_like(inside))
-    )
-    return torch.where(maskable, options[pattern, torch.arange(rows)], 0.0)
+    chosen = (where * (size / block_size).ceil()).long()
+    every = t[:, None].expand(maskable.shape)
+    inside = torch.where(block == chosen, every, (block > chosen).float())
+    after = (place >= where * size).float()
+    options = torch.stack((every, inside, after, torch.ones_like(every)))
+    return torch.where(maskable, options[pattern, torch.arange(len(maskable))], 0.0)
 
 
-def hide(ids: Ids, chance: Chances, mask_id: int, generator: torch.Generator) -> tuple[Ids, Flags]:
-    """The ids with some of them masked, and which."""
-    masked = torch.rand(ids.shape, generator=generator) < chance
-    return torch.where(masked, mask_id, ids), masked
+def strata(rows: int, generator: torch.Generator) -> Float[Tensor, " rows"]:
+    """One t in each of so many equal shares of (0, 1), shuffled: less noise than free draws."""
+    places = torch.randperm(rows, generator=generator) + torch.rand(rows, generator=generator)
+    return LEAST + (1 - LEAST) * places / rows
 
 
 def read(model: Transformer, noisy: Ids, masked: Flags) -> Float[Tensor, "masked vocab"]:
@@ -64,15 +66,10 @@ def read(model: Transformer, noisy: Ids, masked: Flags) -> Float[Tensor, "masked
     return logits
 
 
-def weights(masked: Flags, chance: Chances, even: bool = False) -> Chances:
-    """1/p for each masked position, over what its row may mask at most, over the rows.
-
-    With `even`, all of them alike: not the paper's bound, but the same optimum with less noise.
-    """
-    if even:
-        return masked / masked.sum().clamp(min=1)
+def weights(masked: Flags, chance: Chances) -> Chances:
+    """1/p for each masked position, over what its row may mask at most."""
     size = (chance > 0).sum(dim=1, keepdim=True)
-    return torch.where(masked, 1 / (chance * size * len(masked)), 0.0)
+    return torch.where(masked, 1 / (chance * size), 0.0)
 
 
 def loss(

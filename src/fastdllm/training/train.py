@@ -9,7 +9,7 @@ run that was killed goes on from its last state as if nothing had happened.
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,14 @@ from fastdllm.models.saving import save_model
 from fastdllm.models.transformer import Transformer
 from fastdllm.tokenizer import Tokenizer
 from fastdllm.training import vocabulary
-from fastdllm.training.data import Data, source, texts
+from fastdllm.training.data import Data, Example, source, stack, texts
 from fastdllm.training.muon import Muon
-from fastdllm.training.objective import PATTERNS, chances, hide, loss, weights
-from fastdllm.training.recipe import Recipe
+from fastdllm.training.objective import PATTERNS, chances, loss, strata, weights
+from fastdllm.training.recipe import Phase, Recipe
 from fastdllm.training.team import Team
 
-MICRO = 16
-"""Rows a forward pass: 64 at once, too many for the processor's caches, took half as long again."""
+MICRO = 8
+"""Rows a forward pass: few, so that they stay in the processor's caches and are of like length."""
 TEXTS = 20_000  # problems to learn a vocabulary from
 
 
@@ -116,10 +116,6 @@ class Trainer:
     def __init__(self, recipe: Recipe, output: Path, *, device: torch.device) -> None:
         self.recipe, self.output, self.device = recipe, output, device
         self.team = Team.join(device)
-        if recipe.batch % self.team.size:
-            raise InputError(
-                f"a batch of {recipe.batch} does not split over {self.team.size} processes"
-            )
         draw = source(recipe.tasks, Path(recipe.data) if recipe.data else None)
         self.tokenizer = self._tokenizer(draw)
         self.model = self._model().to(device)
@@ -179,7 +175,7 @@ class Trainer:
         self.optimizers.load(state["optimizers"])
         self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
         self.losses = state["losses"]
-        self.data.seen, self.data.too_long, self.data.rounds = state["counts"]
+        self.data.seen, self.data.too_long, self.data.counted = state["counts"]
 
     def save(self) -> None:
         """The state to resume from, then the model as a folder others can load."""
@@ -189,7 +185,7 @@ class Trainer:
             "recipe": self.recipe.to_json(), "model": self.model.state_dict(),
             "average": self.average, "optimizers": self.optimizers.state(), "step": self.step,
             "tokens": self.tokens, "seconds": self.seconds, "losses": self.losses,
-            "counts": [self.data.seen, self.data.too_long, self.data.rounds],
+            "counts": [self.data.seen, self.data.too_long, self.data.counted],
         }  # fmt: skip
         torch.save(state, self.output / "state.pt.new")
         os.replace(self.output / "state.pt.new", self.output / "state.pt")
@@ -215,41 +211,95 @@ class Trainer:
 
     def train_step(self) -> dict[str, float]:
         """Forward, backward, move; how it went."""
-        start = time.perf_counter()
+        begun = time.perf_counter()
         phase = self.recipe.phase(self.step)
-        batch = self.data.at(self.step, phase.drills, phase.longest)
-        generator = torch.Generator().manual_seed(self.recipe.seed * 2**32 + self.step)
-        kinds = torch.tensor([phase.masks.get(p, 0.0) for p in PATTERNS])
-        pattern = torch.multinomial(kinds, len(batch.ids), replacement=True, generator=generator)
-        pattern[batch.drilled] = PATTERNS.index("all")
-        maskable = batch.maskable.clone()
-        maskable[:, 0] &= not self.model.config.shift  # nothing stands before it to read it at
-        chance = chances(pattern, maskable, self.recipe.block_size, generator)
-        assert self.model.config.mask_id is not None
-        noisy, masked = hide(batch.ids, chance, self.model.config.mask_id, generator)
-        total = self._gradients(batch.ids, noisy, masked, weights(masked, chance, phase.even))
+        examples = self.data.at(self.step, phase.drills, phase.longest)
+        cost = self._gradients(examples, phase)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         factor = self.recipe.rate(self.step)
         self.optimizers.step(factor)
         keep = min(self.recipe.ema, (1 + self.step) / (10 + self.step))
         torch._foreach_lerp_(self.average, [p.detach() for p in self.model.parameters()], 1 - keep)
         self.step += 1
-        self.tokens += batch.ids.numel()
-        self.seconds += time.perf_counter() - start
-        self.losses.append(float(total))
+        self.tokens += sum(map(len, examples))
+        self.seconds += time.perf_counter() - begun
+        self.losses.append(cost)
         return {"norm": float(norm), "rate": factor}
 
-    def _gradients(self, *batch: Tensor) -> Tensor:
-        """The batch's loss; its gradients, summed over the processes, are in the parameters."""
-        mine = slice(self.team.rank, None, self.team.size)
-        parts = [torch.split(x[mine].to(self.device), MICRO) for x in batch]
-        total = torch.zeros((), device=self.device)
-        for ids, noisy, masked, weight in zip(*parts, strict=True):
+    def _gradients(self, examples: Sequence[Example], phase: Phase) -> float:
+        """The batch's loss; its gradients, of all processes together, are in the parameters.
+
+        Rows of all lengths make a batch: one that holds only short problems, or one kind, teaches
+        far less. It is cut by length, so that little is padded, and the parts are dealt out.
+        """
+        rows, total = self._rows(len(examples), phase), torch.zeros(2, device=self.device)
+        by_length = sorted(range(len(examples)), key=lambda i: len(examples[i]))
+        for part in deal(by_length, MICRO, self.team):
+            ids, noisy, masked, weight = self._noised(
+                [examples[i] for i in part], rows, part, phase
+            )
             value = loss(self.model, ids, noisy, masked, weight)
             value.backward()  # type: ignore[no-untyped-call]
-            total += value.detach()
-        self.team.sum([*(p.grad for p in self.model.parameters() if p.grad is not None), total])
-        return total
+            total += torch.stack((value.detach(), masked.sum()))
+        gradients = [
+            torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()
+        ]
+        self.team.sum([*gradients, total])
+        over = total[1].clamp(min=1) if phase.even else len(examples)
+        torch._foreach_div_(gradients, over)
+        for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        return float(total[0] / over)
+
+    def _rows(self, count: int, phase: Phase) -> dict[str, Tensor]:
+        """What decides the masks of each row of a batch."""
+        generator = torch.Generator().manual_seed(self.recipe.seed * 2**32 + self.step)
+        kinds = torch.tensor([phase.masks.get(p, 0.0) for p in PATTERNS])
+        return {
+            "pattern": torch.multinomial(kinds, count, replacement=True, generator=generator),
+            "t": strata(count, generator),
+            "at": torch.rand(count, generator=generator),
+            "seed": torch.randint(2**62, (count,), generator=generator),
+        }
+
+    def _noised(
+        self,
+        examples: Sequence[Example],
+        rows: dict[str, Tensor],
+        part: Sequence[int],
+        phase: Phase,
+    ) -> list[Tensor]:
+        """Ids, ids with masks, where those are, and what each weighs."""
+        config = self.model.config
+        assert config.mask_id is not None
+        ids, maskable = stack(examples, config.end_ids[0])
+        maskable[:, 0] &= not config.shift  # nothing stands before it to read it at
+        pattern, t, at, seeds = (rows[key][list(part)] for key in ("pattern", "t", "at", "seed"))
+        pattern[torch.tensor([bool(e.only) for e in examples])] = PATTERNS.index("all")
+        chance = chances(pattern, maskable, self.recipe.block_size, t, at)
+        draws = [
+            torch.rand(ids.shape[1], generator=torch.Generator().manual_seed(int(seed)))
+            for seed in seeds
+        ]
+        masked = torch.stack(draws) < chance
+        noisy = torch.where(masked, config.mask_id, ids)
+        weight = masked.float() if phase.even else weights(masked, chance)
+        return [x.to(self.device) for x in (ids, noisy, masked, weight)]
+
+
+def deal(values: Sequence[int], size: int, team: Team) -> list[Sequence[int]]:
+    """One process's share of the pieces, dealt there and back so that all get short and long ones.
+
+    >>> [deal(range(8), 2, Team(rank, 2)) for rank in (0, 1)]
+    [[range(0, 2), range(6, 8)], [range(2, 4), range(4, 6)]]
+    """
+    pieces = [values[i : i + size] for i in range(0, len(values), size)]
+    there_and_back = [*range(team.size), *reversed(range(team.size))]
+    return [
+        piece
+        for i, piece in enumerate(pieces)
+        if there_and_back[i % len(there_and_back)] == team.rank
+    ]
 
 
 def start(recipe: Recipe, output: Path, *, device: torch.device) -> Trainer:

@@ -1,0 +1,111 @@
+"""The figures of `fastdllm reproduce`: SVG and PNG from measured rows."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Rows = Sequence[Mapping[str, Any]]
+MARKERS = {"none": "o", "prefix": "s", "dual": "^"}
+COLOURS = {"full": "#666666", "threshold": "#d95f02", "factor": "#7570b3", "frechet": "#1b9e77"}
+
+
+def _rule(row: Mapping[str, Any]) -> str:
+    return str(row["select"]).split(":")[0]
+
+
+def _value(row: Mapping[str, Any]) -> float:
+    return float(str(row["select"]).partition(":")[2] or 0)
+
+
+def _accuracy(axis: Any, mine: Rows, x: Sequence[float], **style: Any) -> None:
+    """Accuracy against something, with its intervals."""
+    y = [r["accuracy"] for r in mine]
+    low = [r["accuracy"] - r["low"] for r in mine]
+    high = [r["high"] - r["accuracy"] for r in mine]
+    axis.errorbar(x, y, yerr=(low, high), markersize=4, elinewidth=0.6, capsize=2, **style)
+
+
+def frontier(axes: Any, rows: Rows) -> None:
+    """Accuracy against passes, and against speed; a line a rule."""
+    for axis, key, label in (
+        (axes[0], "nfe", "forward passes a problem"),
+        (axes[1], "tokens_per_second", "tokens/s"),
+    ):
+        for rule in dict.fromkeys(map(_rule, rows)):
+            mine = sorted((r for r in rows if _rule(r) == rule), key=lambda r: float(r["nfe"]))
+            style = {"marker": "o", "label": rule, "color": COLOURS.get(rule)}
+            _accuracy(axis, mine, [r[key] for r in mine], **style)
+        axis.set(xlabel=label, ylabel="accuracy, %")
+    axes[0].legend(frameon=False)
+
+
+def blocks(axes: Any, rows: Rows) -> None:
+    """Speed and accuracy against the size of a block."""
+    for rule in dict.fromkeys(map(_rule, rows)):
+        mine = sorted((r for r in rows if _rule(r) == rule), key=lambda r: int(r["block_size"]))
+        sizes = [r["block_size"] for r in mine]
+        style = {"marker": "o", "label": rule, "color": COLOURS.get(rule)}
+        axes[0].plot(sizes, [r["tokens_per_second"] for r in mine], **style)
+        _accuracy(axes[1], mine, sizes, **style)
+    axes[0].set(xlabel="tokens in a block", ylabel="tokens/s")
+    axes[1].set(xlabel="tokens in a block", ylabel="accuracy, %")
+    axes[0].legend(frameon=False)
+
+
+def margin(axes: Any, rows: Rows) -> None:
+    """Passes and accuracy against Fréchet's margin; `full` as a line."""
+    mine = [r for r in rows if _rule(r) == "frechet"]
+    values = [_value(r) for r in mine]
+    axes[0].plot(values, [r["tokens_per_nfe"] for r in mine], marker="o", color=COLOURS["frechet"])
+    _accuracy(axes[1], mine, values, marker="o", color=COLOURS["frechet"])
+    for row in (r for r in rows if _rule(r) == "full"):
+        axes[0].axhline(row["tokens_per_nfe"], color=COLOURS["full"], linestyle="--", label="full")
+        axes[1].axhline(row["accuracy"], color=COLOURS["full"], linestyle="--", label="full")
+    axes[0].set(xlabel="margin", ylabel="tokens/NFE")
+    axes[1].set(xlabel="margin", ylabel="accuracy, %")
+    axes[1].legend(frameon=False)
+
+
+def scatter(axes: Any, rows: Rows) -> None:
+    """Accuracy against speed: shape by cache, colour by rule, size by tokens/NFE."""
+    for axis, key, label in (
+        (axes[0], "tokens_per_second", "tokens/s"),
+        (axes[1], "nfe", "forward passes a problem"),
+    ):
+        for row in rows:
+            axis.scatter(
+                row[key], row["accuracy"], s=30 * row["tokens_per_nfe"], alpha=0.8,
+                marker=MARKERS[row["cache"]], color=COLOURS.get(_rule(row)),
+                label=f"{_rule(row)}, {row['cache']}",
+            )  # fmt: skip
+        axis.set(xlabel=label, ylabel="accuracy, %")
+    axes[0].legend(frameon=False, fontsize=7)
+
+
+DRAWINGS: dict[str, Callable[[Any, Rows], None]] = {
+    "fig-frontier": frontier,
+    "fig-blocks": blocks,
+    "fig-margin": margin,
+    "fig-cache-scatter": scatter,
+}
+
+
+def draw(name: str, rows: Rows, title: str, folder: Path) -> list[Path]:
+    """The figure of an experiment, if it has one."""
+    if name not in DRAWINGS:
+        return []
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    DRAWINGS[name](axes, rows)
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    figure.suptitle(title)
+    paths = [folder / f"{name}.{kind}" for kind in ("svg", "png")]
+    for path in paths:
+        figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return paths

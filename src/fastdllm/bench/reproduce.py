@@ -1,0 +1,312 @@
+"""The paper's tables and figures as one command each, measured here, beside what the paper prints.
+
+An experiment is a list of cells: a task, a setting, and the paper's row where it has one. Cells
+share their answers through the folder of a run, so what two experiments ask alike is asked once,
+and an interrupted experiment goes on where it was.
+"""
+
+import csv
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from fastdllm.errors import InputError, did_you_mean
+from fastdllm.eval.report import measure
+from fastdllm.eval.run import Sheet, machine
+from fastdllm.eval.summary import Summary, mcnemar
+from fastdllm.eval.task import GENERATED, get
+from fastdllm.generation import Generation
+from fastdllm.llm import LLM
+
+RULES = {"threshold": "threshold:0.9", "factor": "factor:0.75", "frechet": "frechet:0.25"}
+# What stands in for a benchmark on the embedded models, and for a canvas beyond their context.
+SIBLINGS = {
+    "gsm8k": "word-problems", "math": "algebra", "humaneval": "functions", "mbpp": "lists",
+}  # fmt: skip
+SHORTER = {1024: 896}
+
+
+@cache
+def paper() -> dict[str, Any]:
+    """The paper's figures, each with where it stands."""
+    found: dict[str, Any] = json.loads((files("fastdllm.bench") / "paper.json").read_text())
+    return found
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of an experiment."""
+
+    task: str
+    shots: int | None
+    select: str
+    cache: str = "prefix"
+    max_tokens: int = 256
+    block_size: int = 32
+    printed: Mapping[str, float] | None = None
+    """What the paper prints for it."""
+
+    def settings(self, stop: tuple[str, ...]) -> Generation:
+        """As the engine wants it."""
+        return Generation(self.max_tokens, self.block_size, self.select, self.cache, stop=stop)
+
+
+# --- The experiments ---------------------------------------------------------------------------
+
+
+def _printed_rows(name: str) -> list[Cell]:
+    """Tables whose rows are printed: one cell each."""
+    about = paper()[name]
+    return [
+        Cell(
+            row["task"],
+            row["shots"],
+            row.get("select") or RULES[row["rule"]],
+            row.get("cache") or about["cache"],
+            row["max_tokens"],
+            about.get("block_size", 32),
+            row,
+        )
+        for row in about["rows"]
+    ]
+
+
+def _frontier() -> list[Cell]:
+    """Figure 3: margins from 0 to 0.3, the factors that match them, and thresholds."""
+    margins = (0.02, 0.1, 0.2, 0.25, 0.3)
+    rules = [f"frechet:{m}" for m in margins] + [f"factor:{1 - m:g}" for m in margins]
+    rules += [f"threshold:{t}" for t in (0.5, 0.6, 0.7, 0.8, 0.9)]
+    return [Cell("gsm8k", 5, rule) for rule in ["full", *rules]]
+
+
+def _blocks() -> list[Cell]:
+    sizes = (8, 16, 32, 64)
+    return [Cell("gsm8k", 5, rule, block_size=s) for s in sizes for rule in RULES.values()]
+
+
+def _margins() -> list[Cell]:
+    margins = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
+    return [Cell("gsm8k", 5, rule) for rule in ["full", *(f"frechet:{m}" for m in margins)]]
+
+
+def _divergence() -> list[Cell]:
+    return [Cell("gsm8k", 5, rule) for rule in RULES.values()]
+
+
+EXPERIMENTS: dict[str, Callable[[], list[Cell]]] = {
+    "table1": lambda: _printed_rows("table1"),
+    "table2": lambda: _printed_rows("table2"),
+    "table-dream": lambda: _printed_rows("table-dream"),
+    "table-cache": lambda: _printed_rows("table-cache"),
+    "fig-frontier": _frontier,
+    "fig-blocks": _blocks,
+    "fig-margin": _margins,
+    "fig-cache-scatter": lambda: _printed_rows("table-cache"),
+    "divergence": _divergence,
+}
+
+
+def cells(name: str, embedded: bool) -> list[Cell]:
+    """The rows of an experiment; on an embedded model with its own tasks instead."""
+    if name not in EXPERIMENTS:
+        known = [*EXPERIMENTS, "all"]
+        raise InputError(f"unknown experiment '{name}'; {did_you_mean(name, known)}")
+    found = EXPERIMENTS[name]()
+    if not embedded:
+        return found
+    own = [
+        Cell(
+            SIBLINGS[cell.task],
+            None,
+            cell.select,
+            cell.cache,
+            SHORTER.get(cell.max_tokens, cell.max_tokens),
+            cell.block_size,
+            cell.printed,
+        )
+        for cell in found
+    ]
+    seen = {(c.task, c.select, c.cache, c.max_tokens, c.block_size): c for c in reversed(own)}
+    return [
+        c for c in own if seen.get((c.task, c.select, c.cache, c.max_tokens, c.block_size)) is c
+    ]
+
+
+# --- Running one -------------------------------------------------------------------------------
+
+
+def run(
+    llm: LLM, rows: Sequence[Cell], data: Path | None, limit: int | None, batch: int, output: Path
+) -> list[Sheet]:
+    """Measure every cell, task by task, the settings of a task in turns."""
+    found: dict[Cell, Sheet] = {}
+    for task_name, shots in dict.fromkeys((c.task, c.shots) for c in rows):
+        task = get(task_name)
+        every = task.problems(_data(data, task_name), shots)
+        problems = task.some(every, limit, "")
+        mine = [c for c in rows if (c.task, c.shots) == (task_name, shots)]
+        folder = output / (task_name if shots is None else f"{task_name}-{shots}-shot")
+        settings = [c.settings(task.stop) for c in mine]
+        sheets = measure(llm, task, every, problems, settings, batch, folder, shots)
+        found |= dict(zip(mine, sheets, strict=True))
+    return [found[cell] for cell in rows]
+
+
+def _data(data: Path | None, task: str) -> Path | None:
+    """A folder for every benchmark: its own subfolder, under either of its names."""
+    if data is None or task in GENERATED:
+        return None
+    names = (task, f"{task}500")
+    return next((data / name for name in names if (data / name).is_dir()), data)
+
+
+def figures(rows: Sequence[Cell], sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
+    """The measured columns, each compared with threshold's row of the same task and canvas."""
+    found = []
+    for cell, sheet in zip(rows, sheets, strict=True):
+        base = _baseline(cell, rows, sheets)
+        s, b = Summary.of(sheet.lines.values()), Summary.of(base.lines.values())
+        found.append(
+            {
+                "task": cell.task,
+                "shots": cell.shots,
+                "max_tokens": cell.max_tokens,
+                "block_size": cell.block_size,
+                "cache": cell.cache,
+                "select": cell.select,
+                "count": s.count,
+                "accuracy": 100 * s.accuracy,
+                "low": 100 * s.interval[0],
+                "high": 100 * s.interval[1],
+                "p": mcnemar(base.lines, sheet.lines)[2],
+                "nfe": s.mean_nfe,
+                "nfe_less": 1 - s.mean_nfe / b.mean_nfe,
+                "tokens_per_nfe": s.tokens_per_nfe,
+                "tokens_per_second": s.tokens_per_second,
+                "speed_up": s.tokens_per_second / b.tokens_per_second,
+                **{f"paper_{key}": (cell.printed or {}).get(key) for key in PRINTED},
+            }
+        )
+    return found
+
+
+PRINTED = ("accuracy", "tokens_per_second", "nfe_total", "tokens_per_nfe")
+
+
+def _baseline(cell: Cell, rows: Sequence[Cell], sheets: Sequence[Sheet]) -> Sheet:
+    """Threshold's sheet beside this one; else the first of its task."""
+    alike = ("task", "shots", "cache", "max_tokens", "block_size")
+    near = [
+        (c, s)
+        for c, s in zip(rows, sheets, strict=True)
+        if all(getattr(c, key) == getattr(cell, key) for key in alike)
+    ]
+    return next((s for c, s in near if c.select == RULES["threshold"]), near[0][1])
+
+
+# --- What is written ---------------------------------------------------------------------------
+
+
+def write(name: str, llm: LLM, found: Sequence[Mapping[str, Any]], output: Path) -> list[Path]:
+    """The experiment as Markdown, CSV and JSON; returns what was written."""
+    about = {
+        "experiment": name,
+        "model": llm.name,
+        "machine": machine(),
+        "date": time.strftime("%Y-%m-%d"),
+        "paper": paper().get(name, {}).get("from", ""),
+    }
+    paths = [output / f"{name}.{kind}" for kind in ("md", "csv", "json")]
+    paths[0].write_text(markdown(about, found))
+    with paths[1].open("w", newline="") as file:
+        sheet = csv.DictWriter(file, list(found[0]))
+        sheet.writeheader()
+        sheet.writerows(found)
+    paths[2].write_text(json.dumps({**about, "rows": list(found)}, indent=2) + "\n")
+    return paths
+
+
+HEADINGS = (
+    "task", "len", "block", "cache", "rule", "accuracy", "95 %", "p", "NFE", "less", "tok/NFE",
+    "tok/s", "speed-up", "paper: accuracy", "tok/s", "tok/NFE",
+)  # fmt: skip
+
+
+def columns(row: Mapping[str, Any]) -> list[str]:
+    """A row as text, measured columns first, the paper's last."""
+
+    def shown(key: str, form: str) -> str:
+        return format(row[key], form) if row[key] is not None else ""
+
+    return [
+        row["task"] if row["shots"] is None else f"{row['task']} ({row['shots']}-shot)",
+        str(row["max_tokens"]), str(row["block_size"]), row["cache"], row["select"],
+        f"{row['accuracy']:.1f}", f"{row['low']:.0f}-{row['high']:.0f}", f"{row['p']:.2f}",
+        f"{row['nfe']:.1f}", f"{row['nfe_less']:.0%}", f"{row['tokens_per_nfe']:.2f}",
+        f"{row['tokens_per_second']:,.0f}", f"{row['speed_up']:.2f}x",
+        shown("paper_accuracy", ".1f"), shown("paper_tokens_per_second", ".1f"),
+        shown("paper_tokens_per_nfe", ".2f"),
+    ]  # fmt: skip
+
+
+def markdown(about: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> str:
+    """A page with the table and where it comes from."""
+    lines = [
+        f"# {about['experiment']}",
+        "",
+        f"{about['model']}, {found[0]['count']} problems a row, {about['machine']}, "
+        f"{about['date']}. Compared with threshold 0.9 of the same task, canvas and cache; p is "
+        "McNemar's exact test.",
+    ]
+    if about["paper"]:
+        lines += ["", f"The paper's columns: {about['paper']}, on another model and an H100."]
+    lines += ["", f"| {' | '.join(HEADINGS)} |", "|---" * 5 + "|--:" * (len(HEADINGS) - 5) + "|"]
+    lines += [f"| {' | '.join(columns(row))} |" for row in found]
+    return "\n".join(lines) + "\n"
+
+
+def show(title: str, found: Sequence[Mapping[str, Any]]) -> None:
+    """The table in the terminal."""
+    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+    for i, heading in enumerate(HEADINGS):
+        grid.add_column(heading, justify="left" if i < 5 else "right")
+    for row in found:
+        grid.add_row(*columns(row))
+    Console(width=max(150, Console().width)).print(grid)
+
+
+def divergence(rows: Sequence[Cell], sheets: Sequence[Sheet]) -> dict[str, Any]:
+    """How many problems the rules answer with other words, and how many with other success.
+
+    Also an example for each rule that alone is right.
+    """
+    shared = sorted(set.intersection(*(set(sheet.lines) for sheet in sheets)))
+    texts = [i for i in shared if len({sheet.lines[i]["text"] for sheet in sheets}) > 1]
+    verdicts = [i for i in shared if len({sheet.lines[i]["right"] for sheet in sheets}) > 1]
+    alone: dict[str, Any] = {}
+    for cell, sheet in zip(rows, sheets, strict=True):
+        mine = [
+            i
+            for i in verdicts
+            if sheet.lines[i]["right"] and sum(s.lines[i]["right"] for s in sheets) == 1
+        ]
+        if mine:
+            alone[cell.select] = {
+                other.select: s.lines[mine[0]]["text"]
+                for other, s in zip(rows, sheets, strict=True)
+            }
+    return {
+        "count": len(shared),
+        "texts_differ": len(texts),
+        "correctness_differs": len(verdicts),
+        "alone_right": alone,
+    }
