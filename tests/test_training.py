@@ -23,10 +23,11 @@ from fastdllm.models.saving import save_model
 from fastdllm.selection import Full
 from fastdllm.tokenizer import Tokenizer
 from fastdllm.training import objective, recipe
-from fastdllm.training.data import Data, read_jsonl, source, sum_drill
+from fastdllm.training.data import Data, read_jsonl, source, stack, sum_drill
 from fastdllm.training.muon import orthogonal
 from fastdllm.training.run import plot, read_metrics, run
-from fastdllm.training.train import start
+from fastdllm.training.team import Team
+from fastdllm.training.train import deal, start
 
 CPU = torch.device("cpu")
 SMALL = recipe.Recipe(
@@ -43,15 +44,15 @@ def test_chances_are_those_of_the_pattern(seed: int, pattern: str, block: int) -
     g = torch.Generator().manual_seed(seed)
     maskable = torch.rand(5, 20, generator=g) < 0.7
     kind = torch.full((5,), objective.PATTERNS.index(pattern))
-    chance = objective.chances(kind, maskable, block, g)
+    t, at = objective.strata(5, g), torch.rand(5, generator=g)
+    chance = objective.chances(kind, maskable, block, t, at)
     assert (chance[~maskable] == 0).all(), "a prompt is never masked"
-    for row, where in zip(chance, maskable, strict=True):
+    for number, (row, where) in enumerate(zip(chance, maskable, strict=True)):
         p = row[where].tolist()
         if pattern == "all":
             assert set(p) <= {1.0}
         elif pattern == "random":
-            assert len(set(p)) <= 1
-            assert all(0 < x <= 1 for x in p)
+            assert set(p) <= {float(t[number])}
         elif pattern == "prefix":
             assert p == sorted(p)
             assert set(p) <= {0.0, 1.0}
@@ -63,16 +64,23 @@ def test_chances_are_those_of_the_pattern(seed: int, pattern: str, block: int) -
             assert sum(0 < x < 1 for x in flat) <= 1
 
 
+@given(st.integers(0, 2**31), st.integers(1, 40))
+def test_one_t_lies_in_each_share(seed: int, rows: int) -> None:
+    t = objective.strata(rows, torch.Generator().manual_seed(seed))
+    share = ((t - objective.LEAST) / (1 - objective.LEAST) * rows).floor().clamp(max=rows - 1)
+    assert sorted(share.int().tolist()) == list(range(rows))
+
+
 def test_the_weight_makes_every_position_count_alike() -> None:
-    """The mean of mask times weight is 1 / (positions x rows), whatever the chance."""
+    """The mean of mask times weight is 1 / positions, whatever the chance."""
     g = torch.Generator().manual_seed(0)
     chance = torch.tensor([[0.0, 0.1, 0.1, 0.5], [0.9, 1.0, 0.0, 0.3]])
     total = torch.zeros(2, 4)
     for _ in range(20_000):
         masked = torch.rand(2, 4, generator=g) < chance
         total += objective.weights(masked, chance)
-    expected = (chance > 0) / 3 / 2
-    assert torch.allclose(total / 20_000, expected, atol=0.01)
+    expected = (chance > 0) / 3
+    assert torch.allclose(total / 20_000, expected, atol=0.03)  # four standard errors
 
 
 @pytest.mark.parametrize("family", ["llada", "Dream"])
@@ -85,7 +93,8 @@ def test_the_loss_is_the_formula_read_through_the_engine(family: str, tmp_path: 
     t = torch.tensor([0.2, 0.5, 0.9])
     chance = t[:, None].expand(3, 12).clone()
     chance[:, :4] = 0
-    noisy, masked = objective.hide(ids, chance, 40, g)
+    masked = torch.rand(ids.shape, generator=g) < chance
+    noisy = torch.where(masked, 40, ids)
     got = objective.loss(model, ids, noisy, masked, objective.weights(masked, chance))
     expected = 0.0
     for row in range(3):
@@ -96,7 +105,7 @@ def test_the_loss_is_the_formula_read_through_the_engine(family: str, tmp_path: 
         spots = masked[row].nonzero()[:, 0]
         logits = reader.read([one], reader.windows([one]), [spots])
         cost = F.cross_entropy(logits, ids[row, spots], reduction="sum")
-        expected += float(cost) / float(t[row]) / 8 / 3
+        expected += float(cost) / float(t[row]) / 8
     assert float(got) == pytest.approx(expected, rel=1e-4)
 
 
@@ -128,37 +137,52 @@ def make_data(tokenizer: Tokenizer, **changes: object) -> Data:
 def test_a_batch_depends_on_seed_and_step_alone(tokenizer: Tokenizer) -> None:
     one, other = make_data(tokenizer), make_data(tokenizer)
     late = other.at(11, 0.5)
-    for step in range(12):
-        batch = one.at(step, 0.5 if step >= 8 else 0.0)
-    assert torch.equal(batch.ids, late.ids)
-    assert torch.equal(batch.maskable, late.maskable)
-    assert not torch.equal(make_data(tokenizer, seed=1).at(11, 0.5).ids[:, :8], late.ids[:, :8])
+    assert [one.at(step, 0.5) for step in range(12)][-1] == late
+    assert make_data(tokenizer, seed=1).at(11, 0.5) != late
 
 
 def test_only_the_answer_and_its_end_can_be_masked(tokenizer: Tokenizer) -> None:
     data = make_data(tokenizer)
     for step in range(8):
-        batch = data.at(step)
-        for ids, maskable in zip(batch.ids, batch.maskable, strict=True):
+        examples = data.at(step)
+        for example, ids, maskable in zip(examples, *stack(examples, data.end_id), strict=True):
             first = int(maskable.int().argmax())
             assert maskable[first:].all()
             prompt = tokenizer.decode(ids[:first].tolist(), special=True)
             assert prompt.endswith("assistant<|end_header_id|>\n\n")
-            assert ids[-1] == tokenizer.end_ids[0]
+            assert example.ids[-1] == data.end_id
+            assert (ids[len(example) :] == data.end_id).all()
 
 
 def test_pretraining_masks_everything(tokenizer: Tokenizer) -> None:
-    batch = make_data(tokenizer, pretrain=True).at(0)
-    assert batch.maskable.all()
-    assert "assistant" not in tokenizer.decode(batch.ids[0].tolist(), special=True)
+    data = make_data(tokenizer, pretrain=True)
+    ids, maskable = stack(data.at(0), data.end_id)
+    assert maskable.all()
+    assert "assistant" not in tokenizer.decode(ids[0].tolist(), special=True)
 
 
 def test_only_results_of_drills_can_be_masked(tokenizer: Tokenizer) -> None:
-    batch = make_data(tokenizer).at(0, 1.0)
-    assert batch.drilled.all()
-    for ids, maskable in zip(batch.ids, batch.maskable, strict=True):
+    data = make_data(tokenizer)
+    for ids, maskable in zip(*stack(data.at(0, 1.0), data.end_id), strict=True):
         assert set(tokenizer.decode(ids[maskable].tolist())) <= set("0123456789")
         assert tokenizer.decode(ids[~maskable].tolist()).count("= .") == 12
+
+
+def test_short_problems_are_short_and_have_no_tail(tokenizer: Tokenizer) -> None:
+    data = make_data(tokenizer)
+    for example in (e for step in range(8) for e in data.at(step, 0.0, 150)):
+        assert len(example) <= 150
+        assert example.ids[-2:] != (data.end_id, data.end_id)
+    with pytest.raises(InputError, match="none has at most 9 tokens"):
+        data.at(0, 0.0, 9)
+
+
+@given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 4))
+def test_every_piece_is_dealt_once(count: int, size: int, processes: int) -> None:
+    dealt = [
+        p for rank in range(processes) for p in deal(range(count), size, Team(rank, processes))
+    ]
+    assert sorted(i for piece in dealt for i in piece) == list(range(count))
 
 
 @given(st.integers(0, 10**6))
@@ -173,14 +197,8 @@ def test_an_answer_too_long_is_counted_not_cut(tokenizer: Tokenizer) -> None:
         data.at(step)
     assert 0 < data.too_long < data.seen
     counts = data.seen, data.too_long
-    data.at(8)
-    assert data.seen > counts[0]
-    data.at(0)  # made again, as after resuming
-    data.at(8)
-    assert data.rounds == 2
-    again = make_data(tokenizer, canvas=55)
-    again.at(0)
-    assert (again.seen, again.too_long) == counts
+    data.at(3)  # made again, as after resuming
+    assert (data.seen, data.too_long) == counts
     with pytest.raises(InputError, match="none fits a canvas of 5 in a context of 512"):
         make_data(tokenizer, canvas=5).at(0)
 
@@ -308,7 +326,7 @@ def test_it_goes_on_from_a_checkpoint_of_another_tokenizer(tmp_path: Path) -> No
 
 def command(output: Path, *more: str) -> list[str]:
     values = {
-        "layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "mlp": 16, "vocab": 400, "batch": 4,
+        "layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "mlp": 16, "vocab": 400, "batch": 16,
         "steps": 200,
     }  # fmt: skip
     sets = [word for k, v in values.items() for word in ("--set", f"{k}={v}")]
@@ -368,7 +386,7 @@ def test_another_recipe_and_a_damaged_state_are_refused(tmp_path: Path) -> None:
         train(tmp_path)
 
 
-def test_a_batch_that_does_not_split_and_a_shape_that_does_not_fit(tmp_path: Path) -> None:
+def test_a_shape_that_does_not_fit_and_nothing_to_learn(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="width 16 does not go into 3 heads"):
         train(tmp_path, recipe.change(SMALL, {"heads": 3}))
     with pytest.raises(InputError, match="nothing to train on"):
