@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from fastdllm import LLM, Generation, InputError
+from fastdllm.bench import reproduce
+from fastdllm.bench.drawings import draw
 from fastdllm.bench.sweep import area, frontier, grid
 from fastdllm.eval.report import as_json, table
 from fastdllm.eval.run import Sheet, about, ask, claim, describe, identity, read_lines, run, solve
@@ -284,3 +286,52 @@ def test_a_sweep_is_drawn_and_resumes(folder: Path, tmp_path: Path) -> None:
 def test_unknown_grids() -> None:
     with pytest.raises(InputError, match="did you mean 'threshold'"):
         grid(["treshold"])
+
+
+# --- The paper's tables ------------------------------------------------------------------------
+
+
+def test_the_papers_figures_are_as_printed() -> None:
+    """A few by hand, and its own arithmetic: the averages it states follow from its rows."""
+    rows = reproduce.paper()["table1"]["rows"]
+    assert len(rows) == 24
+    first = rows[0]
+    assert (first["task"], first["accuracy"], first["nfe_total"]) == ("gsm8k", 77.6, 107135)
+    by = {(r["task"], r["max_tokens"], r["rule"]): r for r in rows}
+    pairs = [(by[t, n, "threshold"], by[t, n, "frechet"]) for t, n, rule in by if rule == "frechet"]
+    speed = [f["tokens_per_second"] / t["tokens_per_second"] for t, f in pairs]
+    less = [1 - f["nfe_total"] / t["nfe_total"] for t, f in pairs]
+    assert sum(speed) / 8 == pytest.approx(1.36, abs=0.01)
+    assert sum(less) / 8 == pytest.approx(0.292, abs=0.001)
+
+
+@pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
+def test_an_experiment_is_measured_written_and_drawn(llm: LLM, tmp_path: Path, name: str) -> None:
+    rows = [
+        replace(cell, max_tokens=16, block_size=min(cell.block_size, 16))
+        for cell in reproduce.cells(name, embedded=True)
+        if cell.task == "word-problems"
+    ][:4]
+    sheets = reproduce.run(llm, rows, None, 2, 2, tmp_path)
+    found = reproduce.figures(rows, sheets)
+    written = reproduce.write(name, llm, found, tmp_path) + draw(name, found, "title", tmp_path)
+    assert all(path.stat().st_size > 100 for path in written)
+    assert len(written) == (5 if name.startswith("fig") else 3)
+    assert (tmp_path / f"{name}.md").read_text().count("\n| ") == len(rows) + 1
+    for row, sheet in zip(found, sheets, strict=True):
+        assert row["count"] == len(sheet.lines) == 2
+    whole = reproduce.divergence(rows, sheets)
+    assert whole["count"] == 2 >= whole["texts_differ"] >= whole["correctness_differs"]
+
+
+def test_unknown_experiments() -> None:
+    with pytest.raises(InputError, match="did you mean 'table1'"):
+        reproduce.cells("table11", embedded=True)
+
+
+def test_on_a_checkpoint_the_cells_are_the_papers() -> None:
+    rows = reproduce.cells("table1", embedded=False)
+    assert [(c.task, c.shots, c.max_tokens) for c in rows[:3]] == [("gsm8k", 5, 256)] * 3
+    assert len(rows) == 24
+    own = reproduce.cells("table1", embedded=True)
+    assert {c.task for c in own} == {"word-problems", "algebra", "functions", "lists"}

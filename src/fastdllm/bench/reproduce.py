@@ -9,7 +9,7 @@ import csv
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -52,7 +52,7 @@ class Cell:
     cache: str = "prefix"
     max_tokens: int = 256
     block_size: int = 32
-    printed: Mapping[str, float] | None = None
+    printed: Mapping[str, Any] | None = field(default=None, compare=False)
     """What the paper prints for it."""
 
     def settings(self, stop: tuple[str, ...]) -> Generation:
@@ -124,21 +124,15 @@ def cells(name: str, embedded: bool) -> list[Cell]:
     if not embedded:
         return found
     own = [
-        Cell(
-            SIBLINGS[cell.task],
-            None,
-            cell.select,
-            cell.cache,
-            SHORTER.get(cell.max_tokens, cell.max_tokens),
-            cell.block_size,
-            cell.printed,
+        replace(
+            cell,
+            task=SIBLINGS[cell.task],
+            shots=None,
+            max_tokens=SHORTER.get(cell.max_tokens, cell.max_tokens),
         )
         for cell in found
     ]
-    seen = {(c.task, c.select, c.cache, c.max_tokens, c.block_size): c for c in reversed(own)}
-    return [
-        c for c in own if seen.get((c.task, c.select, c.cache, c.max_tokens, c.block_size)) is c
-    ]
+    return list(dict.fromkeys(own))  # 5 and 8 shots are the same without any
 
 
 # --- Running one -------------------------------------------------------------------------------
