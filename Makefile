@@ -10,8 +10,8 @@ READY  := $(VENV)/.ready
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
-	@echo "==> the embedded model: one problem before your eyes, then the table"
-	@$(BIN)/fastdllm demo
+	@echo "==> the rules on an oracle that knows the truth"
+	@$(BIN)/fastdllm oracle
 
 test: $(READY)
 	@echo "==> the tests"

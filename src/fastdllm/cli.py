@@ -141,6 +141,8 @@ def _load(
 
     from fastdllm.llm import LLM
 
+    if not model:
+        raise InputError("no model was named; give --model with a folder or a hub id")
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("loading", total=None)

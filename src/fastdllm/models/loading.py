@@ -36,9 +36,10 @@ def find_folder(name: str | Path, *, weights: bool = True) -> Path:
     if str(name) in EMBEDDED:
         return ZOO / str(name)
     if folder.exists() or str(name).startswith((".", "/", "~")) or str(name).count("/") != 1:
+        embedded = f", or one of {', '.join(EMBEDDED)}" if EMBEDDED else ""
         raise CheckpointError(
-            f"'{name}' is not a folder; wanted a folder with config.json, a hub id owner/name, "
-            f"or one of {', '.join(EMBEDDED)}"
+            f"'{name}' is not a folder; wanted a folder with config.json, or a hub id owner/name"
+            f"{embedded}"
         )
     from huggingface_hub import snapshot_download
 
