@@ -304,7 +304,7 @@ def test_a_run_is_a_checkpoint_that_loads(family: str, optimizer: str, tmp_path:
 
 
 def test_it_learns(tmp_path: Path) -> None:
-    train(tmp_path, recipe.change(SMALL, {"steps": 60, "lr": 0.01}))
+    train(tmp_path, recipe.change(SMALL, {"steps": 40, "lr": 0.01}))
     losses = [line["loss"] for line in read_metrics(tmp_path / "metrics.jsonl")]
     assert losses[-1] < 0.8 * losses[0]
 
@@ -327,7 +327,7 @@ def test_it_goes_on_from_a_checkpoint_of_another_tokenizer(tmp_path: Path) -> No
 def command(output: Path, *more: str) -> list[str]:
     values = {
         "layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "mlp": 16, "vocab": 400, "batch": 16,
-        "steps": 200,
+        "steps": 80,
     }  # fmt: skip
     sets = [word for k, v in values.items() for word in ("--set", f"{k}={v}")]
     return ["-m", "fastdllm", "train", "--output", str(output), "--task", "lists", *sets,
@@ -343,11 +343,11 @@ def test_a_killed_run_resumes_to_the_same_curve(tmp_path: Path) -> None:
     subprocess.run([sys.executable, *command(whole)], check=True, capture_output=True)
     process = subprocess.Popen([sys.executable, *command(broken)], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 100
-    while len(read_metrics(broken / "metrics.jsonl")) < 3 and time.monotonic() < deadline:
+    while len(read_metrics(broken / "metrics.jsonl")) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert 0 < torch.load(broken / "state.pt", weights_only=True)["step"] < 200
+    assert 0 < torch.load(broken / "state.pt", weights_only=True)["step"] < 80
     with (broken / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1')  # cut in the middle of a line
     done = subprocess.run(
@@ -355,7 +355,7 @@ def test_a_killed_run_resumes_to_the_same_curve(tmp_path: Path) -> None:
     )
     assert "resuming at step" in done.stderr
     assert curve(broken) == curve(whole)
-    assert len(curve(whole)) == 10
+    assert len(curve(whole)) == 4
     for name in ("model.safetensors", "config.json"):
         assert (whole / name).read_bytes() == (broken / name).read_bytes()
 

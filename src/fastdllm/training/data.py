@@ -17,6 +17,9 @@ from fastdllm.errors import InputError
 from fastdllm.eval.task import Problem, generated
 from fastdllm.tokenizer import Tokenizer
 
+Draw = Callable[[random.Random], Problem]
+"""Where problems come from."""
+
 
 @dataclass(frozen=True)
 class Example:
@@ -58,7 +61,7 @@ def read_jsonl(path: Path) -> list[Problem]:
     return found
 
 
-def source(tasks: Mapping[str, float], data: Path | None) -> Callable[[random.Random], Problem]:
+def source(tasks: Mapping[str, float], data: Path | None) -> Draw:
     """A draw from the tasks, each as often as its weight says, or from a file."""
     if data is not None:
         problems = read_jsonl(data)
@@ -84,7 +87,7 @@ class Data:
 
     def __init__(
         self,
-        draw: Callable[[random.Random], Problem],
+        draw: Draw,
         tokenizer: Tokenizer,
         *,
         end_id: int,
@@ -99,12 +102,19 @@ class Data:
         self.canvas, self.context = canvas, context
         self.seen = self.too_long = self.counted = 0
 
-    def at(self, step: int, drills: float = 0.0, longest: int = 0) -> list[Example]:
-        """The examples of a step; a share of them drills, the others at most so long."""
+    def at(
+        self, step: int, drills: float = 0.0, longest: int = 0, draw: Draw | None = None
+    ) -> list[Example]:
+        """The examples of a step; a share of them drills, the others at most so long.
+
+        `draw` is another source for this step.
+        """
         rng = random.Random(f"{self.seed}/step/{step}")
         counts = self.seen, self.too_long
         found = [
-            self._drill(rng) if rng.random() < drills else self._example(rng, longest)
+            self._drill(rng)
+            if rng.random() < drills
+            else self._example(rng, longest, draw or self.draw)
             for _ in range(self.batch)
         ]
         if step < self.counted:
@@ -112,9 +122,9 @@ class Data:
         self.counted = max(self.counted, step + 1)
         return found
 
-    def _example(self, rng: random.Random, longest: int) -> Example:
+    def _example(self, rng: random.Random, longest: int, draw: Draw) -> Example:
         for _ in range(1000):
-            problem = self.draw(rng)
+            problem = draw(rng)
             prompt = self.tokenizer.encode(self._wrap(problem.prompt))
             answer = self.tokenizer.encode(problem.answer)
             if longest and len(prompt) + len(answer) >= longest:
@@ -195,7 +205,7 @@ def sum_drill(rng: random.Random) -> tuple[str, str]:
             return f"{a} {sign} {b} = ", str(result)
 
 
-def texts(draw: Callable[[random.Random], Problem], count: int, seed: int) -> Iterator[str]:
+def texts(draw: Draw, count: int, seed: int) -> Iterator[str]:
     """Texts to learn a vocabulary from."""
     rng = random.Random(f"{seed}/texts")
     for _ in range(count):

@@ -21,6 +21,8 @@ class Phase:
     """The weight of each pattern; see `objective`."""
     drills: float = 0.0
     """The share of rows that are packed sums instead of problems."""
+    tasks: Mapping[str, float] = field(default_factory=dict)
+    """Other tasks than the recipe's. One alone teaches a young model to copy much sooner."""
     longest: int = 0
     """Only problems of at most so many tokens, without a tail; 0 for all."""
     even: bool = False
@@ -185,17 +187,22 @@ def _check(recipe: Recipe) -> None:
     for key in ("warmup", "decay", "ema"):
         if not _is_number(getattr(recipe, key)) or not 0 <= getattr(recipe, key) <= 1:
             raise InputError(f"{key} is {getattr(recipe, key)!r}; wanted a number in [0, 1]")
-    _check_weights("tasks", recipe.tasks)
-    for task in recipe.tasks:
-        generated(task)
+    _check_tasks(recipe.tasks)
     if not recipe.phases:
         raise InputError("phases is empty; leave it out for the paper's random masks")
     for phase in recipe.phases:
         _check_weights("masks", phase.masks)
+        _check_tasks(phase.tasks)
         for pattern in phase.masks:
             if pattern not in PATTERNS:
                 hint = did_you_mean(pattern, PATTERNS)
                 raise InputError(f"unknown mask pattern '{pattern}'; {hint}")
+
+
+def _check_tasks(tasks: Mapping[str, float]) -> None:
+    _check_weights("tasks", tasks)
+    for task in tasks:
+        generated(task)
 
 
 def _check_weights(name: str, weights: Mapping[str, float]) -> None:

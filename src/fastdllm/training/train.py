@@ -213,7 +213,8 @@ class Trainer:
         """Forward, backward, move; how it went."""
         begun = time.perf_counter()
         phase = self.recipe.phase(self.step)
-        examples = self.data.at(self.step, phase.drills, phase.longest)
+        draw = source(phase.tasks, None) if phase.tasks else None
+        examples = self.data.at(self.step, phase.drills, phase.longest, draw)
         cost = self._gradients(examples, phase)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         factor = self.recipe.rate(self.step)
