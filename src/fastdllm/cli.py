@@ -51,10 +51,8 @@ def _root(
         raise typer.Exit
 
 
-EMBEDDED = "tiny-llada"
-Model = Annotated[
-    str, typer.Option("--model", "-m", help="tiny-llada, tiny-dream, a model folder or a hub id.")
-]
+EMBEDDED = ""  # none has landed yet
+Model = Annotated[str, typer.Option("--model", "-m", help="A model folder, or a hub id.")]
 Select = Annotated[str, typer.Option(help="The rule; `fastdllm rules` lists them.")]
 Cache = Annotated[str, typer.Option(help="none, prefix or dual.")]
 MaxTokens = Annotated[int, typer.Option(help="New tokens at most.")]
@@ -275,7 +273,7 @@ def trace(
 
 @app.command()
 def inspect(
-    model: Annotated[str, typer.Argument(help="tiny-llada, tiny-dream, a folder or a hub id.")],
+    model: Annotated[str, typer.Argument(help="A model folder, or a hub id.")],
     length: Annotated[int, typer.Option(min=1, help="Prompt and new tokens together.")] = 1024,
     batch: Annotated[int, typer.Option(min=1, help="Rows at once.")] = 1,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens in a block.")] = 32,

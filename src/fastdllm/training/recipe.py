@@ -58,8 +58,8 @@ class Recipe:
     batch: int = 64
     optimizer: str = "muon"
     lr: float = 1e-3
-    """Of embeddings, head, norms and biases; of everything under adamw. At 3e-3 embeddings move too
-    fast for attention to follow: after 2,000 steps nothing was copied from a prompt."""
+    """Of embeddings, head, norms and biases; of everything under adamw. Embeddings
+    that move too fast cannot be found by attention: nothing is then copied from a prompt."""
     matrix_lr: float = 0.01
     """Of the matrices under muon."""
     warmup: float = 0.01
