@@ -1,13 +1,17 @@
 """Small random checkpoints in the real formats, with every switch a family has."""
 
 import json
+import shutil
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fastdllm.tokenizer import Tokenizer
+
 MASK, END = 40, 41
+TOKENIZER = Path(__file__).parent / "golden" / "tokenizer"
 
 
 def random_checkpoint(
@@ -86,3 +90,17 @@ def save(folder: Path, config: dict, state: dict[str, Tensor]) -> Path:
     (folder / "config.json").write_text(json.dumps(config))
     save_file({k: v.contiguous() for k, v in state.items()}, folder / "model.safetensors")
     return folder
+
+
+def talking(folder: Path, config: dict, state: dict[str, Tensor]) -> Path:
+    """The same with the golden tokenizer and its real special tokens."""
+    tokenizer = Tokenizer.load(TOKENIZER)
+    assert tokenizer is not None
+    config |= {
+        "mask_token_id": tokenizer.core.token_to_id("<|mdm_mask|>"),
+        "eos_token_id": tokenizer.core.token_to_id("<|endoftext|>"),
+    }
+    where = save(folder, config, state)
+    for file in TOKENIZER.iterdir():
+        shutil.copy(file, where)
+    return where

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from checkpoints import random_checkpoint, save
+from checkpoints import random_checkpoint, talking
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
@@ -24,25 +23,13 @@ from fastdllm.eval.report import as_json, table
 from fastdllm.eval.run import Sheet, about, ask, claim, describe, identity, read_lines, run, solve
 from fastdllm.eval.summary import Summary, mcnemar, wilson
 from fastdllm.eval.task import Problem, Task, generated
-from fastdllm.tokenizer import Tokenizer
 
-TOKENIZER = Path(__file__).parent / "golden" / "tokenizer"
 SHORT = Generation(16, 8, "topk:4", "none", early_stop=False)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tokenizer = Tokenizer.load(TOKENIZER)
-    assert tokenizer is not None
-    config, state = random_checkpoint("llada", 0, vocab=400)
-    config |= {
-        "mask_token_id": tokenizer.core.token_to_id("<|mdm_mask|>"),
-        "eos_token_id": tokenizer.core.token_to_id("<|endoftext|>"),
-    }
-    where = save(tmp_path_factory.mktemp("llada"), config, state)
-    for file in TOKENIZER.iterdir():
-        shutil.copy(file, where)
-    return where
+    return talking(tmp_path_factory.mktemp("llada"), *random_checkpoint("llada", 0, vocab=400))
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +263,7 @@ def test_a_sweep_is_drawn_and_resumes(folder: Path, tmp_path: Path) -> None:
     ]  # fmt: skip
     first = subprocess.run(command, capture_output=True, text=True)
     assert first.returncode == 0, first.stderr
-    assert {"frontier.svg", "frontier.png", "frontier.json"} <= set(os.listdir(tmp_path))
+    assert {"fig-frontier.svg", "fig-frontier.png"} <= set(os.listdir(tmp_path))
     last = json.loads(first.stdout.splitlines()[-1])
     wanted = ["full", "threshold:0.5", "threshold:0.9", "topk:2"]
     assert [p["select"] for p in last["points"]] == wanted

@@ -1,13 +1,12 @@
 """LLM as its users meet it: prompts of every kind, text, stop, stream, infilling, settings."""
 
 import json
-import shutil
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import random_checkpoint, save
+from checkpoints import random_checkpoint, talking
 
 from fastdllm import CheckpointError, Generation, InputError
 from fastdllm.llm import LLM
@@ -21,16 +20,8 @@ TOKENIZER = GOLDEN / "tokenizer"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """A random LLaDA whose vocabulary is the tokenizer's, with the real special tokens."""
-    tokenizer = Tokenizer.load(TOKENIZER)
-    config, state = random_checkpoint("llada", 0, vocab=400, width=64, sharpness=8.0)
-    config |= {
-        "mask_token_id": tokenizer.core.token_to_id("<|mdm_mask|>"),
-        "eos_token_id": tokenizer.core.token_to_id("<|endoftext|>"),
-    }
-    where = save(tmp_path_factory.mktemp("llada"), config, state)
-    for file in TOKENIZER.iterdir():
-        shutil.copy(file, where)
-    return where
+    made = random_checkpoint("llada", 0, vocab=400, width=64, sharpness=8.0)
+    return talking(tmp_path_factory.mktemp("llada"), *made)
 
 
 @pytest.fixture(scope="module")

@@ -399,7 +399,7 @@ def sweep(
 ) -> None:
     """Rules over a grid of their parameters: the frontier of accuracy against passes and speed.
 
-    Writes frontier.svg, .png and .json. The area is the mean accuracy over every budget of passes
+    Writes fig-frontier.svg and .png. The area is the mean accuracy over every budget of passes
     up to that of `full`. The last line is JSON.
     """
     import json
@@ -407,7 +407,8 @@ def sweep(
 
     from rich.console import Console
 
-    from fastdllm.bench.sweep import areas, draw, grid, points
+    from fastdllm.bench.drawings import draw
+    from fastdllm.bench.sweep import areas, grid, points
     from fastdllm.eval.report import measure, table
     from fastdllm.eval.task import chosen
     from fastdllm.generation import Generation
@@ -420,7 +421,7 @@ def sweep(
     title = f"{llm.name} on {len(problems)} problems of {task}, {cache} cache"
     Console().print(table(title, sheets))
     found = points(sheets)
-    for path in draw(found, title, output):
+    for path in draw("fig-frontier", found, title, output):
         print(path)
     print(json.dumps({"model": llm.name, "task": task, "areas": areas(found), "points": found}))
 

@@ -1,8 +1,6 @@
 """A rule's parameter over a grid: where accuracy is traded for forward passes, and for time."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from fastdllm.errors import InputError, did_you_mean
@@ -66,7 +64,7 @@ def area(points: Sequence[Point], full: float) -> float:
 
 
 def points(sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
-    """What each setting costs and gets right."""
+    """What each setting costs and gets right, in percent, as `drawings` wants it."""
     found = []
     for sheet in sheets:
         s = Summary.of(sheet.lines.values())
@@ -75,8 +73,9 @@ def points(sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
                 "select": str(sheet.settings.rule),
                 "rule": sheet.settings.rule.name,
                 "cache": sheet.settings.cache,
-                "accuracy": s.accuracy,
-                "interval": s.interval,
+                "accuracy": 100 * s.accuracy,
+                "low": 100 * s.interval[0],
+                "high": 100 * s.interval[1],
                 "nfe": s.mean_nfe,
                 "tokens_per_second": s.tokens_per_second,
                 "count": s.count,
@@ -90,39 +89,6 @@ def areas(found: Sequence[dict[str, Any]]) -> dict[str, float]:
     full = max(p["nfe"] for p in found)
     rules = dict.fromkeys(p["rule"] for p in found)
     return {
-        rule: area([(p["nfe"], p["accuracy"]) for p in found if p["rule"] == rule], full)
+        rule: area([(p["nfe"], p["accuracy"] / 100) for p in found if p["rule"] == rule], full)
         for rule in rules
     }
-
-
-def draw(found: Sequence[dict[str, Any]], title: str, folder: Path) -> list[Path]:
-    """frontier.svg and .png: accuracy against passes, and against speed, with intervals."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained", sharey=True)
-    for axis, key, label in (
-        (axes[0], "nfe", "forward passes a problem"),
-        (axes[1], "tokens_per_second", "tokens/s"),
-    ):
-        for rule in dict.fromkeys(p["rule"] for p in found):
-            mine = sorted((p for p in found if p["rule"] == rule), key=lambda p: float(p["nfe"]))
-            high = [100 * (p["interval"][1] - p["accuracy"]) for p in mine]
-            low = [100 * (p["accuracy"] - p["interval"][0]) for p in mine]
-            axis.errorbar(
-                [p[key] for p in mine], [100 * p["accuracy"] for p in mine], yerr=(low, high),
-                marker="o", markersize=4, linewidth=1.2, elinewidth=0.6, capsize=2, label=rule,
-            )  # fmt: skip
-        axis.set(xlabel=label)
-        axis.grid(alpha=0.3)
-    axes[0].set(ylabel="accuracy, %")
-    axes[0].legend(frameon=False)
-    figure.suptitle(title)
-    paths = [folder / f"frontier.{kind}" for kind in ("svg", "png")]
-    for path in paths:
-        figure.savefig(path, dpi=150)
-    plt.close(figure)
-    (folder / "frontier.json").write_text(json.dumps(list(found), indent=2) + "\n")
-    return paths
