@@ -176,12 +176,14 @@ def test_short_problems_are_short_and_have_no_tail(tokenizer: Tokenizer) -> None
         data.at(0, 0.0, 9)
 
 
-@given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 4))
-def test_every_piece_is_dealt_once(count: int, size: int, processes: int) -> None:
-    dealt = [
-        p for rank in range(processes) for p in deal(range(count), size, Team(rank, processes))
-    ]
-    assert sorted(i for piece in dealt for i in piece) == list(range(count))
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 4))
+def test_every_row_is_dealt_once_and_the_shares_are_fair(lengths: list[int], team: int) -> None:
+    shares = [deal(lengths, 64, Team(rank, team)) for rank in range(team)]
+    assert sorted(i for share in shares for piece in share for i in piece) == [*range(len(lengths))]
+    sizes = [[len(p) * max(lengths[i] for i in p) for p in share] for share in shares]
+    assert max(map(max, filter(None, sizes))) <= 64
+    loads = [sum(share) for share in sizes]
+    assert max(loads) - min(loads) <= 64  # no more than one piece
 
 
 @given(st.integers(0, 10**6))

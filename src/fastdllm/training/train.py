@@ -31,8 +31,9 @@ from fastdllm.training.objective import PATTERNS, chances, loss, strata, weights
 from fastdllm.training.recipe import Phase, Recipe
 from fastdllm.training.team import Team
 
-MICRO = 8
-"""Rows a forward pass: few, so that they stay in the processor's caches and are of like length."""
+PIECE = 1024
+"""Tokens a forward pass: few, so that they stay in the processor's caches and its rows are of like
+length; and several pieces a batch, so that the processes of a team get equal shares."""
 TEXTS = 20_000  # problems to learn a vocabulary from
 
 
@@ -234,8 +235,7 @@ class Trainer:
         far less. It is cut by length, so that little is padded, and the parts are dealt out.
         """
         rows, total = self._rows(len(examples), phase), torch.zeros(2, device=self.device)
-        by_length = sorted(range(len(examples)), key=lambda i: len(examples[i]))
-        for part in deal(by_length, MICRO, self.team):
+        for part in deal([len(e) for e in examples], PIECE, self.team):
             ids, noisy, masked, weight = self._noised(
                 [examples[i] for i in part], rows, part, phase
             )
@@ -288,19 +288,26 @@ class Trainer:
         return [x.to(self.device) for x in (ids, noisy, masked, weight)]
 
 
-def deal(values: Sequence[int], size: int, team: Team) -> list[Sequence[int]]:
-    """One process's share of the pieces, dealt there and back so that all get short and long ones.
+def deal(lengths: Sequence[int], most: int, team: Team) -> list[list[int]]:
+    """One process's share of the rows, in pieces of like length and at most so many tokens.
 
-    >>> [deal(range(8), 2, Team(rank, 2)) for rank in (0, 1)]
-    [[range(0, 2), range(6, 8)], [range(2, 4), range(4, 6)]]
+    The largest piece goes to whoever has least to do so far.
+
+    >>> deal([3, 9, 4, 9], 9, Team(0, 2)), deal([3, 9, 4, 9], 9, Team(1, 2))
+    ([[1], [0, 2]], [[3]])
     """
-    pieces = [values[i : i + size] for i in range(0, len(values), size)]
-    there_and_back = [*range(team.size), *reversed(range(team.size))]
-    return [
-        piece
-        for i, piece in enumerate(pieces)
-        if there_and_back[i % len(there_and_back)] == team.rank
-    ]
+    pieces: list[list[int]] = [[]]
+    for row in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if pieces[-1] and (len(pieces[-1]) + 1) * lengths[row] > most:
+            pieces.append([])
+        pieces[-1].append(row)
+    shares: list[list[list[int]]] = [[] for _ in range(team.size)]
+    load = [0] * team.size
+    for piece in sorted(pieces, key=lambda p: -len(p) * lengths[p[-1]]):
+        least = load.index(min(load))
+        shares[least].append(piece)
+        load[least] += len(piece) * lengths[piece[-1]]
+    return shares[team.rank]
 
 
 def start(recipe: Recipe, output: Path, *, device: torch.device) -> Trainer:
