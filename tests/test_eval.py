@@ -301,7 +301,9 @@ def test_an_experiment_is_measured_written_and_drawn(llm: LLM, tmp_path: Path, n
     ][:4]
     sheets = reproduce.run(llm, rows, None, 2, 2, tmp_path)
     found = reproduce.figures(rows, sheets)
-    written = reproduce.write(name, llm, found, tmp_path) + draw(name, found, "title", tmp_path)
+    more = reproduce.extra(name, rows, sheets)
+    written = reproduce.write(name, llm, found, more, tmp_path)
+    written += draw(name, found, "title", tmp_path, more)
     assert all(path.stat().st_size > 100 for path in written)
     assert len(written) == (5 if name.startswith("fig") else 3)
     assert (tmp_path / f"{name}.md").read_text().count("\n| ") == len(rows) + 1

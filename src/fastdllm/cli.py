@@ -431,8 +431,8 @@ def reproduce(
     name: Annotated[
         str,
         typer.Argument(
-            help="table1, table2, table-dream, table-cache, fig-frontier, fig-blocks, fig-margin, "
-            "fig-cache-scatter, divergence or all."
+            help="table1, table2, table3, table-dream, table-cache, fig-frontier, fig-steps, "
+            "fig-blocks, fig-margin, fig-cache-scatter, divergence or all."
         ),
     ],
     model: Annotated[
@@ -444,6 +444,7 @@ def reproduce(
     limit: Annotated[
         int | None, typer.Option(help="Problems a row; 100 of the embedded model's, else all.")
     ] = None,
+    allow_code_execution: AllowCode = False,
     batch_size: BatchSize = 32,
     output: Annotated[Path, typer.Option(help="Where answers and tables go; it resumes.")] = Path(
         "reproduction"
@@ -453,30 +454,32 @@ def reproduce(
 ) -> None:
     """Measure a table or figure of the paper, beside what the paper prints.
 
-    Without --model the embedded model answers its own little siblings of the benchmarks. Code that
-    a model writes is run, in a sandbox. The last line is JSON.
+    Without --model the embedded model answers its own little siblings of the benchmarks. Look at
+    it all with `fastdllm report`. The last line is JSON.
     """
     import json
 
     from fastdllm.bench import reproduce as paper
     from fastdllm.bench.drawings import draw
+    from fastdllm.eval.task import get
 
-    names = list(paper.EXPERIMENTS) if name == "all" else [name]
+    names = paper.names(name, embedded=not model)
     todo = {one: paper.cells(one, embedded=not model) for one in names}
+    for task in {cell.task for rows in todo.values() for cell in rows}:
+        get(task).check_allowed(allow_code_execution)
     llm = _load(model or EMBEDDED, dtype, device)
     count = 100 if not model and limit is None else limit
-    last = {}
     for one, rows in todo.items():
         sheets = paper.run(llm, rows, data, count, batch_size, output)
-        found = paper.figures(rows, sheets)
+        found, more = paper.figures(rows, sheets), paper.extra(one, rows, sheets)
         paper.show(f"{one}: {llm.name}", found)
-        written = paper.write(one, llm, found, output)
-        written += draw(one, found, f"{one}: {llm.name}, {found[0]['count']} problems", output)
         if one == "divergence":
-            last = paper.divergence(rows, sheets)
-            print(json.dumps({k: v for k, v in last.items() if k != "alone_right"}))
+            print(paper.differences(more))
+        written = paper.write(one, llm, found, more, output)
+        title = f"{one}: {llm.name}, {found[0]['count']} problems"
+        written += draw(one, found, title, output, more)
         print("\n".join(map(str, written)))
-    print(json.dumps({"model": llm.name, "experiments": names, "output": str(output), **last}))
+    print(json.dumps({"model": llm.name, "experiments": names, "output": str(output)}))
 
 
 @app.command()

@@ -90,13 +90,18 @@ def _whole(name: str, value: int, least: int) -> None:
 class Usage:
     """What it took."""
 
-    nfe: int
-    """Forward passes of this row, the opening ones included."""
+    commits: tuple[int, ...]
+    """How many tokens each forward pass of this row committed, the opening ones included."""
     prompt_tokens: int
     tokens: int
     """Generated tokens up to the end of text."""
     seconds: float
     """From the start of the call until this row was done."""
+
+    @property
+    def nfe(self) -> int:
+        """Forward passes."""
+        return len(self.commits)
 
     @property
     def tokens_per_nfe(self) -> float:

@@ -251,7 +251,7 @@ class Run:
         self.llm, self.row, self.settings, self.trace = llm, row, settings, trace
         self.canvas = tuple(row.ids.tolist())
         self.taken: list[Step] = []
-        self.nfe = 0
+        self.commits: list[int] = []
         self.start = time.perf_counter()
         self.seconds = 0.0
 
@@ -263,7 +263,7 @@ class Run:
 
     def note(self, step: Step) -> None:
         """Take a step of this row into account."""
-        self.nfe += 1
+        self.commits.append(sum(step.committed))
         self.seconds = time.perf_counter() - self.start
         if self.trace:
             self.taken.append(step)
@@ -281,7 +281,7 @@ class Run:
     def completion(self) -> Completion:
         """The result."""
         tokens = self._tokens()
-        usage = Usage(self.nfe, self.row.origin, len(tokens), self.seconds)
+        usage = Usage(tuple(self.commits), self.row.origin, len(tokens), self.seconds)
         kept = self._trace() if self.trace else None
         return Completion(self.text(), tokens, self.row.finish or "length", usage, kept)
 

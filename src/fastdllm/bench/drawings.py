@@ -25,7 +25,7 @@ def _accuracy(axis: Any, mine: Rows, x: Sequence[float], **style: Any) -> None:
     axis.errorbar(x, y, yerr=(low, high), markersize=4, elinewidth=0.6, capsize=2, **style)
 
 
-def frontier(axes: Any, rows: Rows) -> None:
+def frontier(axes: Any, rows: Rows, more: Mapping[str, Any]) -> None:
     """Accuracy against passes, and against speed; a line a rule."""
     for axis, key, label in (
         (axes[0], "nfe", "forward passes a problem"),
@@ -39,7 +39,7 @@ def frontier(axes: Any, rows: Rows) -> None:
     axes[0].legend(frameon=False)
 
 
-def blocks(axes: Any, rows: Rows) -> None:
+def blocks(axes: Any, rows: Rows, more: Mapping[str, Any]) -> None:
     """Speed and accuracy against the size of a block."""
     for rule in dict.fromkeys(map(_rule, rows)):
         mine = sorted((r for r in rows if _rule(r) == rule), key=lambda r: int(r["block_size"]))
@@ -52,7 +52,24 @@ def blocks(axes: Any, rows: Rows) -> None:
     axes[0].legend(frameon=False)
 
 
-def margin(axes: Any, rows: Rows) -> None:
+def steps(axes: Any, rows: Rows, more: Mapping[str, Any]) -> None:
+    """Tokens committed by each pass of an answer, while half of the answers still run; how often
+    how many."""
+    for i, (select, told) in enumerate(more["steps"].items()):
+        style = {"label": select, "color": COLOURS.get(select.split(":")[0])}
+        half = told["running"][0] / 2
+        means = [m for m, n in zip(told["mean"], told["running"], strict=True) if n >= half]
+        axes[0].plot(range(1, len(means) + 1), means, marker=".", **style)
+        total = sum(told["counts"].values())
+        sizes = [int(n) for n in told["counts"]]
+        shares = [100 * n / total for n in told["counts"].values()]
+        axes[1].bar([s + 0.27 * (i - 1) for s in sizes], shares, width=0.27, **style)
+    axes[0].set(xlabel="forward pass", ylabel="tokens committed, mean", ylim=(0, None))
+    axes[1].set(xlabel="tokens committed by a pass", ylabel="passes, %")
+    axes[0].legend(frameon=False)
+
+
+def margin(axes: Any, rows: Rows, more: Mapping[str, Any]) -> None:
     """Passes and accuracy against Fréchet's margin; `full` as a line."""
     mine = [r for r in rows if _rule(r) == "frechet"]
     values = [_value(r) for r in mine]
@@ -66,7 +83,7 @@ def margin(axes: Any, rows: Rows) -> None:
     axes[1].legend(frameon=False)
 
 
-def scatter(axes: Any, rows: Rows) -> None:
+def scatter(axes: Any, rows: Rows, more: Mapping[str, Any]) -> None:
     """Accuracy against speed: shape by cache, colour by rule, size by tokens/NFE."""
     for axis, key, label in (
         (axes[0], "tokens_per_second", "tokens/s"),
@@ -82,16 +99,19 @@ def scatter(axes: Any, rows: Rows) -> None:
     axes[0].legend(frameon=False, fontsize=7)
 
 
-DRAWINGS: dict[str, Callable[[Any, Rows], None]] = {
+DRAWINGS: dict[str, Callable[[Any, Rows, Mapping[str, Any]], None]] = {
     "fig-frontier": frontier,
+    "fig-steps": steps,
     "fig-blocks": blocks,
     "fig-margin": margin,
     "fig-cache-scatter": scatter,
 }
 
 
-def draw(name: str, rows: Rows, title: str, folder: Path) -> list[Path]:
-    """The figure of an experiment, if it has one."""
+def draw(
+    name: str, rows: Rows, title: str, folder: Path, more: Mapping[str, Any] | None = None
+) -> list[Path]:
+    """The figure of an experiment, if it has one; `more` is what it tells besides its rows."""
     if name not in DRAWINGS:
         return []
     import matplotlib
@@ -100,7 +120,7 @@ def draw(name: str, rows: Rows, title: str, folder: Path) -> list[Path]:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    DRAWINGS[name](axes, rows)
+    DRAWINGS[name](axes, rows, more or {})
     for axis in axes:
         axis.grid(alpha=0.3)
     figure.suptitle(title)

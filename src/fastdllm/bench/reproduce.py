@@ -7,11 +7,14 @@ and an interrupted experiment goes on where it was.
 
 import csv
 import json
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +31,11 @@ from fastdllm.generation import Generation
 from fastdllm.llm import LLM
 
 RULES = {"threshold": "threshold:0.9", "factor": "factor:0.75", "frechet": "frechet:0.25"}
-# What stands in for a benchmark on the embedded models, and for a canvas beyond their context.
+# What stands in for a benchmark on the embedded models.
 SIBLINGS = {
     "gsm8k": "word-problems", "math": "algebra", "humaneval": "functions", "mbpp": "lists",
+    "mathvista": "word-problems", "mathverse": "algebra",
 }  # fmt: skip
-SHORTER = {1024: 896}
 
 
 @cache
@@ -73,7 +76,7 @@ def _printed_rows(name: str) -> list[Cell]:
             row.get("select") or RULES[row["rule"]],
             row.get("cache") or about["cache"],
             row["max_tokens"],
-            about.get("block_size", 32),
+            row.get("block_size") or about.get("block_size", 32),
             row,
         )
         for row in about["rows"]
@@ -94,25 +97,35 @@ def _blocks() -> list[Cell]:
 
 
 def _margins() -> list[Cell]:
-    margins = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
-    return [Cell("gsm8k", 5, rule) for rule in ["full", *(f"frechet:{m}" for m in margins)]]
+    """The paper's margins, which it tries on LLaDA-V; here on the text model at hand."""
+    about = paper()["fig-margin"]
+    rows = [Cell("gsm8k", 5, f"frechet:{row['margin']}", printed=row) for row in about["rows"]]
+    return [Cell("gsm8k", 5, "full", printed=about["baseline"]), *rows]
 
 
-def _divergence() -> list[Cell]:
+def _operating_points() -> list[Cell]:
     return [Cell("gsm8k", 5, rule) for rule in RULES.values()]
 
 
 EXPERIMENTS: dict[str, Callable[[], list[Cell]]] = {
     "table1": lambda: _printed_rows("table1"),
     "table2": lambda: _printed_rows("table2"),
+    "table3": lambda: _printed_rows("table3"),
     "table-dream": lambda: _printed_rows("table-dream"),
     "table-cache": lambda: _printed_rows("table-cache"),
     "fig-frontier": _frontier,
+    "fig-steps": _operating_points,
     "fig-blocks": _blocks,
     "fig-margin": _margins,
     "fig-cache-scatter": lambda: _printed_rows("table-cache"),
-    "divergence": _divergence,
+    "divergence": _operating_points,
 }
+
+
+def names(name: str, embedded: bool) -> list[str]:
+    """One experiment, or all; those of LLaDA-V are not for a text model, unless it has siblings."""
+    known = [one for one in EXPERIMENTS if embedded or one != "table3"]
+    return known if name == "all" else [name]
 
 
 def cells(name: str, embedded: bool) -> list[Cell]:
@@ -121,18 +134,18 @@ def cells(name: str, embedded: bool) -> list[Cell]:
         known = [*EXPERIMENTS, "all"]
         raise InputError(f"unknown experiment '{name}'; {did_you_mean(name, known)}")
     found = EXPERIMENTS[name]()
-    if not embedded:
-        return found
-    own = [
-        replace(
-            cell,
-            task=SIBLINGS[cell.task],
-            shots=None,
-            max_tokens=SHORTER.get(cell.max_tokens, cell.max_tokens),
-        )
-        for cell in found
-    ]
-    return list(dict.fromkeys(own))  # 5 and 8 shots are the same without any
+    # 5 and 8 shots are the same without any.
+    return list(dict.fromkeys(map(_own, found))) if embedded else found
+
+
+def _own(cell: Cell) -> Cell:
+    """A cell on an embedded model: the benchmark's little sibling, on a canvas that holds it."""
+    tokens, block = cell.max_tokens, cell.block_size
+    if tokens < 256:  # the canvas of a question about a picture
+        tokens, block = 256, 32
+    return replace(
+        cell, task=SIBLINGS[cell.task], shots=None, max_tokens=min(tokens, 896), block_size=block
+    )
 
 
 # --- Running one -------------------------------------------------------------------------------
@@ -193,7 +206,7 @@ def figures(rows: Sequence[Cell], sheets: Sequence[Sheet]) -> list[dict[str, Any
     return found
 
 
-PRINTED = ("accuracy", "tokens_per_second", "nfe_total", "tokens_per_nfe")
+PRINTED = ("accuracy", "tokens_per_second", "nfe_total", "tokens_per_nfe", "speed_up")
 
 
 def _baseline(cell: Cell, rows: Sequence[Cell], sheets: Sequence[Sheet]) -> Sheet:
@@ -207,78 +220,12 @@ def _baseline(cell: Cell, rows: Sequence[Cell], sheets: Sequence[Sheet]) -> Shee
     return next((s for c, s in near if c.select == RULES["threshold"]), near[0][1])
 
 
-# --- What is written ---------------------------------------------------------------------------
+# --- Beyond the table --------------------------------------------------------------------------
+
+Extra = dict[str, Any]
 
 
-def write(name: str, llm: LLM, found: Sequence[Mapping[str, Any]], output: Path) -> list[Path]:
-    """The experiment as Markdown, CSV and JSON; returns what was written."""
-    about = {
-        "experiment": name,
-        "model": llm.name,
-        "machine": machine(),
-        "date": time.strftime("%Y-%m-%d"),
-        "paper": paper().get(name, {}).get("from", ""),
-    }
-    paths = [output / f"{name}.{kind}" for kind in ("md", "csv", "json")]
-    paths[0].write_text(markdown(about, found))
-    with paths[1].open("w", newline="") as file:
-        sheet = csv.DictWriter(file, list(found[0]))
-        sheet.writeheader()
-        sheet.writerows(found)
-    paths[2].write_text(json.dumps({**about, "rows": list(found)}, indent=2) + "\n")
-    return paths
-
-
-HEADINGS = (
-    "task", "len", "block", "cache", "rule", "accuracy", "95 %", "p", "NFE", "less", "tok/NFE",
-    "tok/s", "speed-up", "paper: accuracy", "tok/s", "tok/NFE",
-)  # fmt: skip
-
-
-def columns(row: Mapping[str, Any]) -> list[str]:
-    """A row as text, measured columns first, the paper's last."""
-
-    def shown(key: str, form: str) -> str:
-        return format(row[key], form) if row[key] is not None else ""
-
-    return [
-        row["task"] if row["shots"] is None else f"{row['task']} ({row['shots']}-shot)",
-        str(row["max_tokens"]), str(row["block_size"]), row["cache"], row["select"],
-        f"{row['accuracy']:.1f}", f"{row['low']:.0f}-{row['high']:.0f}", f"{row['p']:.2f}",
-        f"{row['nfe']:.1f}", f"{row['nfe_less']:.0%}", f"{row['tokens_per_nfe']:.2f}",
-        f"{row['tokens_per_second']:,.0f}", f"{row['speed_up']:.2f}x",
-        shown("paper_accuracy", ".1f"), shown("paper_tokens_per_second", ".1f"),
-        shown("paper_tokens_per_nfe", ".2f"),
-    ]  # fmt: skip
-
-
-def markdown(about: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> str:
-    """A page with the table and where it comes from."""
-    lines = [
-        f"# {about['experiment']}",
-        "",
-        f"{about['model']}, {found[0]['count']} problems a row, {about['machine']}, "
-        f"{about['date']}. Compared with threshold 0.9 of the same task, canvas and cache; p is "
-        "McNemar's exact test.",
-    ]
-    if about["paper"]:
-        lines += ["", f"The paper's columns: {about['paper']}, on another model and an H100."]
-    lines += ["", f"| {' | '.join(HEADINGS)} |", "|---" * 5 + "|--:" * (len(HEADINGS) - 5) + "|"]
-    lines += [f"| {' | '.join(columns(row))} |" for row in found]
-    return "\n".join(lines) + "\n"
-
-
-def show(title: str, found: Sequence[Mapping[str, Any]]) -> None:
-    """The table in the terminal."""
-    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
-    for i, heading in enumerate(HEADINGS):
-        grid.add_column(heading, justify="left" if i < 5 else "right")
-    for row in found:
-        grid.add_row(*columns(row))
-    Console(width=max(150, Console().width)).print(grid)
-
-
-def divergence(rows: Sequence[Cell], sheets: Sequence[Sheet]) -> dict[str, Any]:
+def divergence(rows: Sequence[Cell], sheets: Sequence[Sheet]) -> Extra:
     """How many problems the rules answer with other words, and how many with other success.
 
     Also an example for each rule that alone is right.
@@ -304,3 +251,144 @@ def divergence(rows: Sequence[Cell], sheets: Sequence[Sheet]) -> dict[str, Any]:
         "correctness_differs": len(verdicts),
         "alone_right": alone,
     }
+
+
+def steps(rows: Sequence[Cell], sheets: Sequence[Sheet]) -> Extra:
+    """How many tokens a pass commits: by its number in the answer, and how often how many."""
+    found = {}
+    for cell, sheet in zip(rows, sheets, strict=True):
+        commits = [line["commits"] for line in sheet.lines.values()]
+        columns = [[c for c in column if c is not None] for column in zip_longest(*commits)]
+        counts = Counter(c for row in commits for c in row)
+        found[cell.select] = {
+            "running": [len(column) for column in columns],
+            "mean": [round(sum(column) / len(column), 4) for column in columns],
+            "counts": {str(n): counts[n] for n in sorted(counts)},
+        }
+    return {"steps": found}
+
+
+EXTRAS: dict[str, Callable[[Sequence[Cell], Sequence[Sheet]], Extra]] = {
+    "divergence": divergence,
+    "fig-steps": steps,
+}
+
+
+def extra(name: str, rows: Sequence[Cell], sheets: Sequence[Sheet]) -> Extra:
+    """What an experiment tells besides its table."""
+    return EXTRAS[name](rows, sheets) if name in EXTRAS else {}
+
+
+# --- What is written ---------------------------------------------------------------------------
+
+
+def write(
+    name: str, llm: LLM, found: Sequence[Mapping[str, Any]], more: Extra, output: Path
+) -> list[Path]:
+    """The experiment as Markdown, CSV and JSON; returns what was written."""
+    about = {
+        "experiment": name,
+        "model": llm.name,
+        "machine": machine(),
+        "date": time.strftime("%Y-%m-%d"),
+        "paper": {k: v for k, v in paper().get(name, {}).items() if k != "rows"},
+    }
+    paths = [output / f"{name}.{kind}" for kind in ("md", "csv", "json")]
+    paths[0].write_text(markdown(about, found, more))
+    with paths[1].open("w", newline="") as file:
+        sheet = csv.DictWriter(file, list(found[0]))
+        sheet.writeheader()
+        sheet.writerows(found)
+    paths[2].write_text(json.dumps({**about, "rows": list(found), **more}, indent=2) + "\n")
+    return paths
+
+
+HEADINGS = (
+    "task", "len", "block", "cache", "rule", "accuracy", "95 %", "p", "NFE", "less", "tok/NFE",
+    "tok/s", "speed-up", "paper: accuracy", "tok/s", "tok/NFE", "speed-up",
+)  # fmt: skip
+
+
+def columns(row: Mapping[str, Any]) -> list[str]:
+    """A row as text, measured columns first, the paper's last."""
+
+    def shown(key: str, form: str) -> str:
+        return format(row[key], form) if row[key] is not None else ""
+
+    return [
+        row["task"] if row["shots"] is None else f"{row['task']} ({row['shots']}-shot)",
+        str(row["max_tokens"]), str(row["block_size"]), row["cache"], row["select"],
+        f"{row['accuracy']:.1f}", f"{row['low']:.0f}-{row['high']:.0f}", f"{row['p']:.2f}",
+        f"{row['nfe']:.1f}", f"{row['nfe_less']:.0%}", f"{row['tokens_per_nfe']:.2f}",
+        f"{row['tokens_per_second']:,.0f}", f"{row['speed_up']:.2f}x",
+        shown("paper_accuracy", ".1f"), shown("paper_tokens_per_second", ".1f"),
+        shown("paper_tokens_per_nfe", ".2f"), shown("paper_speed_up", ".2f"),
+    ]  # fmt: skip
+
+
+def headings(found: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
+    """The columns that have anything to show, each with its place."""
+    cells = [columns(row) for row in found]
+    return [(i, name) for i, name in enumerate(HEADINGS) if any(row[i] for row in cells)]
+
+
+def caption(about: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the figures of a table are, in sentences."""
+    told = [
+        f"{about['model']}, {found[0]['count']} problems a row, {about['machine']}, "
+        f"{about['date']}.",
+        "Compared with threshold 0.9 of the same task, canvas and cache, or the first row; p is "
+        "McNemar's exact test.",
+    ]
+    if about["paper"]:
+        place, model = about["paper"]["from"], about["paper"]["model"]
+        told.append(f"The paper's columns: {place}, {model} on an H100.")
+    if any(row["shots"] is None and row["task"] in GENERATED for row in found):
+        told.append("The tasks are the embedded models' own, little siblings of the paper's.")
+    return told
+
+
+def markdown(
+    about: Mapping[str, Any], found: Sequence[Mapping[str, Any]], more: Mapping[str, Any]
+) -> str:
+    """A page with the table and where it comes from."""
+    kept = headings(found)
+    lines = [f"# {about['experiment']}", "", " ".join(caption(about, found)), ""]
+    lines += [f"| {' | '.join(name for _, name in kept)} |"]
+    lines += ["|" + "|".join("---" if i < 5 else "--:" for i, _ in kept) + "|"]
+    lines += [f"| {' | '.join(columns(row)[i] for i, _ in kept)} |" for row in found]
+    if "alone_right" in more:
+        lines += ["", *_side_by_side(about, more)]
+    return "\n".join(lines) + "\n"
+
+
+def _side_by_side(about: Mapping[str, Any], more: Mapping[str, Any]) -> list[str]:
+    """The counts of a divergence, and what each rule wrote where only one is right."""
+    printed = about["paper"]
+    lines = [differences(more), ""]
+    lines += [f"The paper, {printed['model']}: {differences(printed)}"]
+    for rule, texts in more["alone_right"].items():
+        lines += ["", f"## Only {rule} is right"]
+        for other, text in texts.items():
+            fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+            lines += ["", f"{other}:", "", f"{fence}text", text, fence]
+    return lines
+
+
+def differences(more: Mapping[str, Any]) -> str:
+    """A sentence."""
+    return (
+        f"Of {more['count']} problems the rules answer {more['texts_differ']} with other words "
+        f"and {more['correctness_differs']} with other success."
+    )
+
+
+def show(title: str, found: Sequence[Mapping[str, Any]]) -> None:
+    """The table in the terminal."""
+    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+    kept = headings(found)
+    for i, heading in kept:
+        grid.add_column(heading, justify="left" if i < 5 else "right")
+    for row in found:
+        grid.add_row(*(columns(row)[i] for i, _ in kept))
+    Console(width=max(150, Console().width)).print(grid)

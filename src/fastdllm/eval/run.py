@@ -124,6 +124,7 @@ class Sheet:
             "text": done.text,
             "tokens": done.usage.tokens,
             "nfe": done.usage.nfe,
+            "commits": list(done.usage.commits),
             "seconds": result.seconds,
             "finish": done.finish_reason,
             "settings": self.described,

@@ -59,6 +59,14 @@ class Task:
         """All of them, in their order."""
         raise NotImplementedError
 
+    def check_allowed(self, code: bool) -> None:
+        """Complain if scoring would run what a model wrote and nobody allowed it."""
+        if self.runs_code and not code:
+            raise InputError(
+                f"{self.name} is scored by running what the model writes; it runs in a sandbox, "
+                "and only with --allow-code-execution"
+            )
+
     def some(self, problems: Sequence[Problem], limit: int | None, kinds: str) -> list[Problem]:
         """The first few, or all without a limit; of some kinds."""
         if limit is not None and limit < 1:
@@ -142,11 +150,7 @@ def chosen(
 ) -> tuple[Task, list[Problem], list[Problem]]:
     """A task, all of its problems, and those asked for; `code` allows running what was written."""
     task = get(name)
-    if task.runs_code and not code:
-        raise InputError(
-            f"{name} is scored by running what the model writes; it runs in a sandbox, and only "
-            "with --allow-code-execution"
-        )
+    task.check_allowed(code)
     every = task.problems(data, shots)
     return task, every, task.some(every, limit, kinds)
 
