@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from fastdllm import LLM, Generation, InputError
-from fastdllm.bench import reproduce
+from fastdllm.bench import report, reproduce
 from fastdllm.bench.drawings import draw
 from fastdllm.bench.sweep import area, frontier, grid
 from fastdllm.eval.report import as_json, table
@@ -311,6 +313,70 @@ def test_an_experiment_is_measured_written_and_drawn(llm: LLM, tmp_path: Path, n
         assert row["count"] == len(sheet.lines) == 2
     whole = reproduce.divergence(rows, sheets)
     assert whole["count"] == 2 >= whole["texts_differ"] >= whole["correctness_differs"]
+
+
+class Outline(HTMLParser):
+    """Which elements stand in a page, whether each is closed, and what it refers to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.refers: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.refers += [value or "" for key, value in attrs if key in ("src", "href")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_a_report_holds_everything_and_loads_nothing(llm: LLM, tmp_path: Path) -> None:
+    for name in ("fig-steps", "divergence"):
+        rows = [replace(c, max_tokens=16, block_size=8) for c in reproduce.cells(name, True)]
+        sheets = reproduce.run(llm, rows, None, 3, 3, tmp_path)
+        found, more = reproduce.figures(rows, sheets), reproduce.extra(name, rows, sheets)
+        if name == "divergence":  # a random model is never right, and never hostile
+            texts = {"threshold:0.9": "<script>alert(1)</script>", "factor:0.75": "a ```` b"}
+            more["alone_right"] = {"threshold:0.9": texts}
+        reproduce.write(name, llm, found, more, tmp_path)
+        draw(name, found, "title", tmp_path, more)
+    assert "`````text\na ```` b\n`````" in (tmp_path / "divergence.md").read_text()
+    page = report.write(tmp_path).read_text()
+    outline = Outline()
+    outline.feed(page)
+    assert not outline.open
+    assert outline.seen.count("table") == 3  # two experiments and the run they share
+    assert "script" not in outline.seen
+    assert all(r.startswith(("data:image/svg+xml;base64,", "#")) for r in outline.refers)
+    assert "http" not in re.sub(r"base64,[^\"]*", "", page)
+    for sheet in sheets:
+        assert str(sheet.settings.rule) in page
+
+
+def test_a_report_of_nothing(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no run"):
+        report.write(tmp_path)
+    with pytest.raises(InputError, match="there is no folder"):
+        report.write(tmp_path / "no")
+
+
+def test_passes_and_their_commits_add_up(llm: LLM, tmp_path: Path) -> None:
+    rows = [replace(c, max_tokens=16, block_size=8) for c in reproduce.cells("fig-steps", True)]
+    sheets = reproduce.run(llm, rows, None, 3, 3, tmp_path)
+    for (rule, told), sheet in zip(
+        reproduce.steps(rows, sheets)["steps"].items(), sheets, strict=True
+    ):
+        assert rule == str(sheet.settings.rule)
+        passes = sum(line["nfe"] for line in sheet.lines.values())
+        assert sum(told["running"]) == sum(told["counts"].values()) == passes
+        committed = sum(sum(line["commits"]) for line in sheet.lines.values())
+        means = zip(told["mean"], told["running"], strict=True)
+        assert sum(m * n for m, n in means) == pytest.approx(committed, abs=0.01)
+        assert sum(int(n) * count for n, count in told["counts"].items()) == committed
 
 
 def test_unknown_experiments() -> None:

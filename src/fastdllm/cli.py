@@ -483,6 +483,16 @@ def reproduce(
 
 
 @app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="The --output of eval, sweep or reproduce.")],
+) -> None:
+    """Write report.html: every table, figure and setting of a folder, on one page."""
+    from fastdllm.bench.report import write
+
+    print(write(folder))
+
+
+@app.command()
 def oracle(
     select: Annotated[
         str, typer.Option(help="Rules to compare, with spaces between.")
