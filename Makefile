@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+TOOLS  := $(VENV)/.tools
 
 .PHONY: demo test test-slow lint bench figures train-tiny clean
 .DEFAULT_GOAL := demo
@@ -13,28 +14,28 @@ demo: $(READY)
 	@echo "==> the rules on an oracle that knows the truth"
 	@$(BIN)/fastdllm oracle
 
-test: $(READY)
+test: $(TOOLS)
 	@echo "==> the tests"
 	@$(BIN)/python -m pytest
 
-test-slow: $(READY)
+test-slow: $(TOOLS)
 	@echo "==> every test, the slow ones too"
 	@$(BIN)/python -m pytest -m ''
 
-lint: $(READY)
+lint: $(TOOLS)
 	@echo "==> ruff, then mypy"
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-bench: $(READY)
+bench: $(TOOLS)
 	@$(BIN)/python benchmarks/all.py
 
-figures: $(READY)
+figures: $(TOOLS)
 	@echo "==> docs/figures"
 	@$(BIN)/fastdllm figure profile --output docs/figures
 
 # Two processes of one thread each: on two cores faster than one of two. Kill it, and it resumes.
 TINY ?= tiny-llada tiny-dream
-train-tiny: $(READY)
+train-tiny: $(TOOLS)
 	@for model in $(TINY); do \
 	  OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 -m fastdllm train --threads 1 \
 	    --recipe $$model --output runs/$$model --eval-every 1000 --eval-count 48 || exit 1; \
@@ -44,11 +45,19 @@ clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The environment is made anew when it is missing and brought up to date when these files change.
+# The environment is made anew when it is missing and brought up to date when these files change:
+# READY has what a user needs, TOOLS what the tests and the measurements need besides.
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "Python 3.10 or newer is needed; try: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 2; }
-	@echo "==> setting up $(VENV): torch and the tools, a minute or two the first time"
+	@echo "==> setting up $(VENV): torch and the package, a minute the first time"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(INSTALL) -e .
+	@touch $@
+
+$(TOOLS): $(READY)
+	@echo "==> adding the tools: pytest, the evaluation harness, drawing"
+	@$(INSTALL) -e '.[dev]'
 	@touch $@

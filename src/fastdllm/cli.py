@@ -482,6 +482,23 @@ def reproduce(
     print(json.dumps({"model": llm.name, "experiments": names, "output": str(output)}))
 
 
+@app.command(
+    "lm-eval",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def lm_eval(context: typer.Context) -> None:
+    """lm-evaluation-harness on our engine, with its own arguments: --model fastdllm.
+
+    --model_args pretrained=MODEL,select=frechet:0.25,cache=prefix,max_tokens=256,block_size=32
+    """
+    try:
+        from fastdllm.eval.harness import main as run
+    except ModuleNotFoundError as error:
+        raise InputError(f"{error.name} is missing; try: pip install 'fastdllm[eval]'") from None
+    run(context.args)
+
+
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="The --output of eval, sweep or reproduce.")],

@@ -109,7 +109,27 @@ class Schedule(Selector):
         return ranks <= count
 
 
-def _schedule(steps: int, gen_length: int, block_length: int) -> Schedule:
+def choose_rule(
+    steps: int,
+    gen_length: int,
+    block_length: int,
+    *,
+    threshold: float | None = None,
+    factor: float | None = None,
+    frechet_margin: float | None = None,
+) -> Selector:
+    """The rule that is named by its own option, or the fixed schedule.
+
+    >>> choose_rule(8, 256, 32, frechet_margin=0.25)
+    Frechet(margin=0.25)
+    """
+    options = {"threshold": threshold, "factor": factor, "frechet_margin": frechet_margin}
+    rules = {"threshold": Threshold, "factor": Factor, "frechet_margin": Frechet}
+    given = [rules[name](value) for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise InputError("threshold, factor and frechet_margin exclude each other; give one")
+    if given:
+        return given[0]
     blocks, rest = divmod(gen_length, block_length) if block_length > 0 else (0, 1)
     if rest or blocks < 1 or steps < blocks or steps % blocks:
         raise InputError(
@@ -117,14 +137,6 @@ def _schedule(steps: int, gen_length: int, block_length: int) -> Schedule:
             "number of blocks, and of steps in each; or give a threshold, factor or frechet_margin"
         )
     return Schedule(block_length, min(steps // blocks, block_length))
-
-
-def _rule(options: dict[str, float | None]) -> Selector | None:
-    rules = {"threshold": Threshold, "factor": Factor, "frechet_margin": Frechet}
-    given = [rules[name](value) for name, value in options.items() if value is not None]
-    if len(given) > 1:
-        raise InputError("threshold, factor and frechet_margin exclude each other; give one")
-    return given[0] if given else None
 
 
 def _mask_id(model: Any, given: int | None) -> int | None:
@@ -155,8 +167,10 @@ def _with_cache(cache: str) -> Callable[..., tuple[Tensor, int]]:
             llm = LLM(llm.model, mask_id=mask_id, shift=llm.shift)
         if prompt.ndim == 1:
             prompt = prompt[None]
-        options = {"threshold": threshold, "factor": factor, "frechet_margin": frechet_margin}
-        rule = _rule(options) or _schedule(steps, gen_length, block_length)
+        rule = choose_rule(
+            steps, gen_length, block_length, threshold=threshold, factor=factor,
+            frechet_margin=frechet_margin,
+        )  # fmt: skip
         rows = []
         for number, ids in enumerate(prompt):
             seed = int(torch.randint(2**31, ())) if temperature else 0  # as theirs: torch's own

@@ -41,6 +41,14 @@ class Tokenizer:
     def __len__(self) -> int:
         return int(self.core.get_vocab_size(with_added_tokens=True))
 
+    @property
+    def start(self) -> str:
+        """The token that begins a text, as text."""
+        found = _content(self.settings.get("bos_token"))
+        if not found:
+            raise InputError("this tokenizer names no token that begins a text (bos_token)")
+        return found
+
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer | None":
         """The folder's tokenizer, or None if it has none."""

@@ -182,7 +182,8 @@ def _table(names: Sequence[str], rows: Iterable[Sequence[str]], ours: Sequence[b
     for row, own in zip(rows, ours, strict=True):
         cells = "".join(f"<td{k}>{escape(c)}</td>" for c, k in zip(row, kinds, strict=True))
         body += f'<tr class="ours">{cells}</tr>' if own else f"<tr>{cells}</tr>"
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    inside = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="wide"><table>{inside}</table></div>'
 
 
 def _figure(path: Path, name: str) -> str:

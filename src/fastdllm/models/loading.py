@@ -1,6 +1,7 @@
 """From a folder or a hub id to a loaded model: strict, no second copy, no remote code ever."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,10 +76,13 @@ def load_config(folder: Path) -> ModelConfig:
 
 
 def pick_device(device: str) -> torch.device:
-    """`auto` is the best there is: cuda, then mps, then cpu."""
+    """`auto` is the best there is: cuda, then mps, then cpu. A process of several has its own."""
+    own = f"cuda:{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else "cuda"
+    if device == "cuda":
+        device = own
     if device == "auto":
         if torch.cuda.is_available():
-            return torch.device("cuda")
+            return torch.device(own)
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     if device.split(":")[0] not in ("cpu", "cuda", "mps"):
         raise InputError(f"unknown device '{device}'; try auto, cpu, cuda, cuda:1 or mps")
