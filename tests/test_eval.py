@@ -173,6 +173,56 @@ def test_the_command_resumes_after_kill(folder: Path, tmp_path: Path) -> None:
     assert [r["count"] for r in last["results"]] == [24, 24]
 
 
+def test_a_full_disk_loses_nothing(folder: Path, tmp_path: Path) -> None:
+    """No file may grow beyond 9,000 bytes, as on a disk that is full; then it may again."""
+    command = [
+        sys.executable, "-m", "fastdllm", "eval", "--model", str(folder), "--task", "lists",
+        "--limit", "32", "--batch-size", "4", "--max-tokens", "16", "--select", "full",
+        "--output", str(tmp_path / "out"),
+    ]  # fmt: skip
+    limit = "import resource, os, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); "
+    full = [sys.executable, "-c", limit + "os.execv(sys.argv[1], sys.argv[1:])", *command]
+    done = subprocess.run(full, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.strip().count("\n") == 0
+    assert "too large" in done.stderr
+    (file,) = (tmp_path / "out").glob("*.jsonl")
+    assert not file.read_bytes().endswith(b"\n")  # the last line is cut
+    kept = [json.loads(line) for line in file.read_text().split("\n")[:-1]]
+    assert kept
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert lines[: len(kept)] == kept
+    assert sorted(line["id"] for line in lines) == sorted(
+        p.fingerprint for p in generated("lists").held_out(32)
+    )
+
+
+def test_the_command_in_two_processes_finds_what_one_finds(folder: Path, tmp_path: Path) -> None:
+    """As under torchrun and accelerate launch: own files, one fold, one table."""
+    arguments = [
+        "-m", "fastdllm", "eval", "--model", str(folder), "--task", "lists", "--limit", "7",
+        "--batch-size", "2", "--max-tokens", "16", "--select", "full,threshold:0.5", "--device",
+        "cpu", "--output",
+    ]  # fmt: skip
+    alone = subprocess.run(
+        [sys.executable, *arguments, str(tmp_path / "one")], capture_output=True, text=True
+    )
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    both = subprocess.run(
+        [*launch, *arguments, str(tmp_path / "two")], capture_output=True, text=True
+    )
+    assert alone.returncode == both.returncode == 0, both.stderr
+    assert len(list((tmp_path / "two").glob("*.jsonl"))) == 4
+    results = []
+    for done in (alone, both):
+        last = json.loads(done.stdout.splitlines()[-1])["results"]
+        results.append([{k: v for k, v in r.items() if k != "tokens_per_second"} for r in last])
+    assert results[0] == results[1]
+    assert both.stdout.count("threshold:0.5") == 2  # the table and the JSON, once
+
+
 # --- Figures -----------------------------------------------------------------------------------
 
 

@@ -21,12 +21,12 @@ from fastdllm.denoise import CachedReader, Row
 from fastdllm.models.loading import load_model
 from fastdllm.models.saving import save_model
 from fastdllm.selection import Full
+from fastdllm.team import Team
 from fastdllm.tokenizer import Tokenizer
 from fastdllm.training import objective, recipe
 from fastdllm.training.data import Data, read_jsonl, source, stack, sum_drill
 from fastdllm.training.muon import orthogonal
 from fastdllm.training.run import plot, read_metrics, run
-from fastdllm.training.team import Team
 from fastdllm.training.train import deal, start
 
 CPU = torch.device("cpu")

@@ -363,6 +363,7 @@ def evaluate(
     from fastdllm.eval.task import chosen
     from fastdllm.generation import Generation
     from fastdllm.selection import parse_many
+    from fastdllm.team import Team
 
     known, every, problems = chosen(task, data, shots, limit, kind, allow_code_execution)
     base = Generation(max_tokens, block_size, stop=known.stop)
@@ -373,6 +374,8 @@ def evaluate(
     ]
     llm = _load(model, dtype, device)
     sheets = measure(llm, known, every, problems, settings, batch_size, output, shots)
+    if Team.here().rank:
+        return
     Console().print(table(f"{llm.name} on {len(problems)} problems of {task}", sheets))
     print(json.dumps({"model": llm.name, "task": task, "kind": kind, "results": as_json(sheets)}))
 
@@ -412,12 +415,15 @@ def sweep(
     from fastdllm.eval.report import measure, table
     from fastdllm.eval.task import chosen
     from fastdllm.generation import Generation
+    from fastdllm.team import Team
 
     known, every, problems = chosen(task, data, shots, limit, kind, allow_code_execution)
     base = Generation(max_tokens, block_size, cache=cache, stop=known.stop)
     settings = [replace(base, select=rule) for rule in ["full", *grid(rules.split(","))]]
     llm = _load(model, dtype, device)
     sheets = measure(llm, known, every, problems, settings, batch_size, output, shots)
+    if Team.here().rank:
+        return
     title = f"{llm.name} on {len(problems)} problems of {task}, {cache} cache"
     Console().print(table(title, sheets))
     found = points(sheets)
@@ -462,6 +468,7 @@ def reproduce(
     from fastdllm.bench import reproduce as paper
     from fastdllm.bench.drawings import draw
     from fastdllm.eval.task import get
+    from fastdllm.team import Team
 
     names = paper.names(name, embedded=not model)
     todo = {one: paper.cells(one, embedded=not model) for one in names}
@@ -471,6 +478,8 @@ def reproduce(
     count = 100 if not model and limit is None else limit
     for one, rows in todo.items():
         sheets = paper.run(llm, rows, data, count, batch_size, output)
+        if Team.here().rank:
+            continue
         found, more = paper.figures(rows, sheets), paper.extra(one, rows, sheets)
         paper.show(f"{one}: {llm.name}", found)
         if one == "divergence":
@@ -479,7 +488,8 @@ def reproduce(
         title = f"{one}: {llm.name}, {found[0]['count']} problems"
         written += draw(one, found, title, output, more)
         print("\n".join(map(str, written)))
-    print(json.dumps({"model": llm.name, "experiments": names, "output": str(output)}))
+    if not Team.here().rank:
+        print(json.dumps({"model": llm.name, "experiments": names, "output": str(output)}))
 
 
 @app.command(

@@ -31,8 +31,8 @@ from fastdllm.errors import InputError, did_you_mean
 from fastdllm.eval.likelihood import bound, is_greedy
 from fastdllm.generation import Generation
 from fastdllm.selection import Selector
+from fastdllm.team import Team
 from fastdllm.tokenizer import Tokenizer
-from fastdllm.training.team import Team
 
 IGNORED = {"max_batch_size", "trust_remote_code", "parallelize", "max_length", "backend"}
 """Arguments of other models' scripts that change nothing here."""
@@ -88,8 +88,9 @@ class Harness(LM):  # type: ignore[misc]  # the library is untyped
         self.start = self.tokenizer.start if add_bos_token else ""
         self.mc_num, self.check, self.seed = mc_num, is_check_greedy, seed
         self.show_speed = show_speed
-        team = Team.join(self.llm.device)
-        self._rank, self._world_size, self._device = team.rank, team.size, self.llm.device
+        self.team = Team.join(self.llm.device)
+        self._rank, self._world_size = self.team.rank, self.team.size
+        self._device = self.llm.device
 
     @classmethod
     def create_from_arg_obj(
@@ -212,8 +213,7 @@ class Harness(LM):  # type: ignore[misc]  # the library is untyped
 
     def barrier(self) -> None:
         """Wait for the others."""
-        if self.world_size > 1:
-            torch.distributed.barrier()
+        self.team.wait()
 
     # --- From requests to the engine -----------------------------------------------------------
 

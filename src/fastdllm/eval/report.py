@@ -9,11 +9,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fastdllm.eval.run import Sheet, about, claim, run, team
+from fastdllm.errors import InputError
+from fastdllm.eval.run import Sheet, about, claim, run
 from fastdllm.eval.summary import Summary, mcnemar
 from fastdllm.eval.task import Problem, Task
 from fastdllm.generation import Generation
 from fastdllm.llm import LLM
+from fastdllm.team import Team
 
 COLUMNS = ("accuracy", "95 %", "p", "NFE", "less", "tok/NFE", "tok/s", "speed-up")
 
@@ -27,7 +29,7 @@ def run_with_progress(
     with Progress(
         TextColumn(task.name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
         TextColumn("{task.description}"), console=console, transient=True,
-        disable=not console.is_terminal,
+        disable=not console.is_terminal or Team.here().rank > 0,
     ) as bar:  # fmt: skip
         ticket = bar.add_task("", total=total, completed=sum(len(s.lines) for s in sheets))
         for sheet in run(llm, task, problems, sheets, batch):
@@ -50,12 +52,24 @@ def measure(
     output: Path | None = None,
     shots: int | None = None,
 ) -> list[Sheet]:
-    """Run the settings on the problems, in a folder that remembers, or in none."""
-    if output is not None:
-        claim(output, about(llm, task, every, shots))
-    sheets = [Sheet(output, one, team()[0], problems) for one in settings]
+    """Run the settings on the problems, in a folder that remembers, or in none.
+
+    Of several processes each takes its share; all get the sheets of the whole.
+    """
+    team = Team.join(llm.device)
+    if output is None and team.size > 1:
+        raise InputError(
+            "several processes bring their answers together in a folder; give --output"
+        )
+    for turn in range(team.size):
+        if output is not None and turn == team.rank:
+            claim(output, about(llm, task, every, shots))
+        team.wait()
+    sheets = [Sheet(output, one, team.rank, problems) for one in settings]
+    team.wait()  # nobody writes while another still reads
     run_with_progress(llm, task, problems, sheets, batch)
-    return sheets
+    team.wait()
+    return sheets if team.size == 1 else [Sheet(output, one, 0, problems) for one in settings]
 
 
 def table(title: str, sheets: Sequence[Sheet]) -> Table:

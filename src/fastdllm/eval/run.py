@@ -25,6 +25,7 @@ from fastdllm.errors import InputError
 from fastdllm.eval.task import Problem, Task
 from fastdllm.generation import Completion, Generation
 from fastdllm.llm import LLM, Prompt
+from fastdllm.team import Team
 
 Line = dict[str, Any]
 
@@ -205,11 +206,6 @@ def machine() -> str:
 # --- Running -----------------------------------------------------------------------------------
 
 
-def team() -> tuple[int, int]:
-    """This process's number and how many there are, under torchrun or accelerate."""
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-
-
 def run(
     llm: LLM, task: Task, problems: Sequence[Problem], sheets: Sequence[Sheet], batch: int
 ) -> Iterator[Sheet]:
@@ -218,8 +214,8 @@ def run(
     The settings take turns, batch by batch, so that a noisy machine cannot favour one. A short
     batch is run before the first, so that nobody pays for warming up.
     """
-    rank, size = team()
-    mine = list(problems)[rank::size]
+    team = Team.here()
+    mine = list(problems)[team.rank :: team.size]
     warm = False
     for start in range(0, len(mine), batch):
         part = mine[start : start + batch]

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fastdllm.training.team import Team
+from fastdllm.team import Team
 
 # Keller Jordan's quintic: five rounds bring all singular values near 1.
 QUINTIC = (3.4445, -4.7750, 2.0315)

@@ -97,8 +97,7 @@ def _evaluate(trainer: Trainer, log: "Log", count: int) -> None:
                     f"step {trainer.step}: {name} {done.accuracy:.1%} of {done.count}, "
                     f"{done.tokens_per_nfe:.2f} tokens/NFE"
                 )
-    if trainer.team.size > 1:
-        torch.distributed.barrier()
+    trainer.team.wait()
 
 
 class Log:

@@ -23,13 +23,13 @@ from fastdllm.models.families import FAMILIES
 from fastdllm.models.loading import find_folder, load_model
 from fastdllm.models.saving import save_model
 from fastdllm.models.transformer import Transformer
+from fastdllm.team import Team
 from fastdllm.tokenizer import Tokenizer
 from fastdllm.training import vocabulary
 from fastdllm.training.data import Data, Example, source, stack, texts
 from fastdllm.training.muon import Muon
 from fastdllm.training.objective import PATTERNS, chances, loss, strata, weights
 from fastdllm.training.recipe import Phase, Recipe
-from fastdllm.training.team import Team
 
 PIECE = 1024
 """Tokens a forward pass: few, so that they stay in the processor's caches and its rows are of like
@@ -144,8 +144,7 @@ class Trainer:
             if self.team.rank == 0:
                 samples = texts(draw, TEXTS, self.recipe.seed)
                 vocabulary.build(self.recipe.family, samples, self.recipe.vocab, self.output)
-            if self.team.size > 1:
-                torch.distributed.barrier()
+            self.team.wait()
         found = Tokenizer.load(self.output)
         if found is None or found.mask_id is None:
             raise CheckpointError(f"{self.output} has no tokenizer that names a mask token")

@@ -1,4 +1,4 @@
-"""The processes of a `torchrun`."""
+"""The processes of a `torchrun` or `accelerate launch`."""
 
 import os
 from dataclasses import dataclass
@@ -9,18 +9,28 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Team:
-    """The processes of a `torchrun`, or the only one."""
+    """This process's number and how many there are."""
 
     rank: int = 0
     size: int = 1
 
     @classmethod
+    def here(cls) -> "Team":
+        """What the environment says."""
+        return cls(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+
+    @classmethod
     def join(cls, device: torch.device) -> "Team":
-        """What the environment says; with several processes, connect them."""
-        rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        if size > 1 and not torch.distributed.is_initialized():
+        """The same; several processes are connected."""
+        team = cls.here()
+        if team.size > 1 and not torch.distributed.is_initialized():
             torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        return cls(rank, size)
+        return team
+
+    def wait(self) -> None:
+        """Until all have come here."""
+        if self.size > 1:
+            torch.distributed.barrier()
 
     def sum(self, tensors: list[Tensor]) -> None:
         """Add up over the processes, in place, in one message."""
