@@ -4,7 +4,8 @@
     prefix   [block.start, T)           what comes before the block is kept
     dual     [block.start, block.stop)  what comes after it is kept too
 
-All of them recompute [0, T) in the step that opens a block.
+All of them recompute [0, T) in the step that opens a block; `prefix:32` and `dual:32` do so again
+after every 32 steps in it.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,18 +35,38 @@ class Range:
         return self.stop - self.start
 
 
-POLICIES: dict[str, Callable[[Range, int], Range]] = {
+KINDS: dict[str, Callable[[Range, int], Range]] = {
     "none": lambda block, length: Range(0, length),
     "prefix": lambda block, length: Range(block.start, length),
     "dual": lambda block, length: block,
 }
 
 
-def check_policy(name: str) -> str:
-    """The name of a cache policy, or an error that suggests one."""
-    if name not in POLICIES:
-        raise InputError(f"unknown cache '{name}'; {did_you_mean(name, POLICIES)}")
-    return name
+@dataclass(frozen=True)
+class Policy:
+    """What a step recomputes, and how many steps what it leaves alone may be trusted."""
+
+    kind: str
+    refresh: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Policy":
+        """From its short string, or an error that suggests one.
+
+        >>> Policy.parse("prefix:32")
+        Policy(kind='prefix', refresh=32)
+        """
+        kind, colon, steps = text.partition(":")
+        if kind not in KINDS:
+            raise InputError(f"unknown cache '{text}'; {did_you_mean(kind, KINDS)}")
+        if colon and (kind == "none" or not steps.isdecimal() or int(steps) < 1):
+            raise InputError(f"unknown cache '{text}'; wanted prefix:32 or dual:32, of any steps")
+        return cls(kind, int(steps) if colon else None)
+
+    def window(self, block: Range, length: int, age: int | None) -> Range:
+        """What to recompute; `age` is how many steps ago all was, None if never in this block."""
+        stale = age is None or (self.refresh is not None and age >= self.refresh)
+        return KINDS["none" if stale else self.kind](block, length)
 
 
 class Fresh:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fastdllm.cache import POLICIES, Fresh, KVCache, Range, check_policy
+from fastdllm.cache import Fresh, KVCache, Policy, Range
 from fastdllm.errors import InputError, LogitsError
 from fastdllm.models.transformer import Transformer
 from fastdllm.predict import Sampling, predict
@@ -42,6 +42,14 @@ class Step:
         return {position: token for position, token, yes in both if yes}
 
 
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """What stands at some positions of a prompt instead of the embedding of a token."""
+
+    at: Int[Tensor, " tokens"]
+    embedding: Float[Tensor, "tokens width"]
+
+
 @dataclass(eq=False)
 class Row:
     """One canvas on its way from masks to tokens. It lives on the host; the engine moves it."""
@@ -54,11 +62,16 @@ class Row:
     block_size: int
     end_ids: tuple[int, ...] = ()
     """Stop as soon as all before the first of these is committed; none: fill the canvas."""
+    cuts: tuple[tuple[int, ...], ...] = ()
+    """Sequences that, once committed anywhere, end the canvas before them: LLaDA-V's stops."""
+    picture: "Picture | None" = None
     sampling: Sampling | None = None
     finish: str | None = None
     """Why it ended: "stop" or "length"; None while it has not."""
-    opened: Range | None = field(default=None, repr=False)
-    """The block whose opening pass has been made."""
+    opened: int | None = field(default=None, repr=False)
+    """Where the block starts whose opening pass has been made."""
+    age: int = field(default=0, repr=False)
+    """How many steps ago the whole canvas was read."""
 
     def __post_init__(self) -> None:
         spots = self.masked.nonzero()[:, 0]
@@ -66,6 +79,7 @@ class Row:
             self.finish, self.origin, self.end = "length", len(self.ids), len(self.ids)
         else:
             self.origin, self.end = int(spots[0]), int(spots[-1]) + 1
+        self.whole = self.end
 
     @property
     def block(self) -> Range:
@@ -79,12 +93,27 @@ class Row:
         for position, token in step.commits.items():
             self.ids[position] = token
             self.masked[position] = False
+        self.opened = step.block.start
+        self.age = 1 if len(step.window) == len(self.ids) else self.age + 1
+        if self.cuts and (cut := self._cut()) is not None:
+            self.end = cut
+            self.masked[cut:] = False
         left = self.masked.nonzero()
         known = int(left[0]) if len(left) else self.end
         if torch.isin(self.ids[self.origin : known], torch.tensor(self.end_ids)).any():
             self.finish = "stop"
         elif not len(left):
-            self.finish = "length"
+            self.finish = "length" if self.end == self.whole else "stop"
+
+    def _cut(self) -> int | None:
+        """Where the first of the sequences that occurs does so first."""
+        made = self.ids[self.origin : self.end]
+        for wanted in self.cuts:
+            if len(wanted) <= len(made):
+                same = (made.unfold(0, len(wanted), 1) == torch.tensor(wanted)).all(dim=1)
+                if same.any():
+                    return self.origin + int(same.int().argmax())
+        return None
 
 
 @runtime_checkable
@@ -125,7 +154,6 @@ def denoise(reader: Reader, rows: list[Row], forbidden: Sequence[int]) -> Iterat
                 if row not in rows:  # taken away since the round began
                     continue
                 step = Step(row.number, block, window, **what)
-                row.opened = block
                 row.apply(step)  # 20: reveal
                 yield step
 
@@ -215,10 +243,11 @@ class CachedReader:
     """Our transformer under a cache policy."""
 
     def __init__(self, model: Transformer, cache: str) -> None:
-        self.model, self.policy, self.shift = model, check_policy(cache), int(model.config.shift)
+        self.model, self.policy, self.shift = model, Policy.parse(cache), int(model.config.shift)
         weight = model.embed.weight
         self.device = weight.device
-        self.cache = KVCache(model.config, weight.device, weight.dtype) if cache != "none" else None
+        keeps = self.policy.kind != "none"
+        self.cache = KVCache(model.config, weight.device, weight.dtype) if keeps else None
         self.lanes: dict[Row, int] = {}
 
     def keep_only(self, rows: Sequence[Row]) -> None:
@@ -234,8 +263,8 @@ class CachedReader:
         for row in rows:
             block, length = row.block, len(row.ids)
             # A row that was away has lost its lane, and must read its canvas anew.
-            opening = row.opened != block or (self.cache is not None and row not in self.lanes)
-            window = POLICIES["none" if opening else self.policy](block, length)
+            opening = row.opened != block.start or (self.cache and row not in self.lanes)
+            window = self.policy.window(block, length, None if opening else row.age)
             found.append(Range(max(0, window.start - self.shift), window.stop))
         return found
 
@@ -259,10 +288,22 @@ class CachedReader:
             wanted[i, : len(spot)] = spot - self.shift - window.start
             real[i, : len(spot)] = True
         at = wanted.to(self.device)
-        hidden = self.model(ids.to(self.device), positions.clamp(min=0), memory, at)
+        x = self._see(rows, windows, self.model.embed(ids.to(self.device)))
+        hidden = self.model.blocks_over(x, positions.clamp(min=0), memory, at)
         flat = hidden.flatten(0, 1)[real.flatten().nonzero()[:, 0].to(self.device)]
         logits: Tensor = self.model.head(flat)
         return logits
+
+    def _see(
+        self, rows: Sequence[Row], windows: Sequence[Range], x: Float[Tensor, "rows window width"]
+    ) -> Float[Tensor, "rows window width"]:
+        """Put the pictures where they stand."""
+        for i, (row, window) in enumerate(zip(rows, windows, strict=True)):
+            if row.picture is not None:
+                place = row.picture.at - window.start
+                inside = (place >= 0) & (place < len(window))
+                x[i, place[inside].to(x.device)] = row.picture.embedding[inside].to(x)
+        return x
 
     def _memory(self, rows: Sequence[Row], positions: Int[Tensor, "rows window"]) -> Any:
         lengths = [len(row.ids) for row in rows]

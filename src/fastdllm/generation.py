@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fastdllm.cache import check_policy
+from fastdllm.cache import Policy
 from fastdllm.errors import InputError
 from fastdllm.predict import Sampling
 from fastdllm.selection import Frechet, Selector, parse
@@ -28,7 +28,7 @@ class Generation:
     select: Selector | str = field(default_factory=Frechet)
     """The rule, or its short string."""
     cache: str = "prefix"
-    """none, prefix or dual."""
+    """none, prefix or dual; prefix:32 reads all anew after every 32 steps in a block."""
     temperature: float = 0.0
     """0 takes the best token; above 0 draws."""
     top_p: float = 1.0
@@ -47,7 +47,7 @@ class Generation:
             raise InputError(f"select is {self.select!r}; wanted a rule, such as 'frechet:0.25'")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
-        check_policy(self.cache)
+        Policy.parse(self.cache)
         for name in ("max_tokens", "block_size"):
             _whole(name, getattr(self, name), 1)
         _whole("top_k", self.top_k, 0)

@@ -140,11 +140,21 @@ class Transformer(nn.Module):
         memory: Memory,
         at: Wanted | None = None,
     ) -> Picked:
-        """The normed hidden states of the window, or only those at some of its places.
+        """The normed hidden states of the window, or only those at some of its places."""
+        return self.blocks_over(self.embed(ids), positions, memory, at)
+
+    def blocks_over(
+        self,
+        x: Window,
+        positions: Int[Tensor, "rows window"],
+        memory: Memory,
+        at: Wanted | None = None,
+    ) -> Picked:
+        """The same from embeddings, which need not all be tokens'.
 
         The last block needs the others' keys and values, and nothing else of them.
         """
-        x, rope = self.embed(ids), Rope(self.config, positions)
+        rope = Rope(self.config, positions)
         *first, last = self.blocks
         for block in first:
             x = block(x, rope, memory)
