@@ -96,8 +96,8 @@ class Row:
         self.opened = step.block.start
         self.age = 1 if len(step.window) == len(self.ids) else self.age + 1
         if self.cuts and (cut := self._cut()) is not None:
-            self.end = cut
-            self.masked[cut:] = False
+            self.end = min(cut, self.end)
+            self.masked[self.end :] = False
         left = self.masked.nonzero()
         known = int(left[0]) if len(left) else self.end
         if torch.isin(self.ids[self.origin : known], torch.tensor(self.end_ids)).any():
@@ -107,7 +107,7 @@ class Row:
 
     def _cut(self) -> int | None:
         """Where the first of the sequences that occurs does so first."""
-        made = self.ids[self.origin : self.end]
+        made = self.ids[self.origin : self.whole]
         for wanted in self.cuts:
             if len(wanted) <= len(made):
                 same = (made.unfold(0, len(wanted), 1) == torch.tensor(wanted)).all(dim=1)

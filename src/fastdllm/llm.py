@@ -10,13 +10,15 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from fastdllm.denoise import CachedReader, ForeignReader, Reader, Row, Step, denoise
+from fastdllm.denoise import CachedReader, ForeignReader, Picture, Reader, Row, Step, denoise
 from fastdllm.errors import CheckpointError, InputError
 from fastdllm.generation import Completion, Generation, Usage
 from fastdllm.models.loading import Progress, find_folder, load_model
 from fastdllm.models.transformer import Transformer
 from fastdllm.tokenizer import Message, Tokenizer, split_holes, stable
 from fastdllm.tracing import Trace
+from fastdllm.vision.images import Source
+from fastdllm.vision.prompt import FORBIDDEN, MASK, TURN_END, converse, encode
 
 Prompt = str | Sequence[int] | Tensor | Sequence[Message]
 """Text as it stands, token ids, or chat messages."""
@@ -38,6 +40,7 @@ class LLM:
         mask_id: int | None = None,
         end_ids: Sequence[int] | None = None,
         shift: bool = False,
+        forbidden: Sequence[int] = (),
         name: str = "model",
     ) -> None:
         """Also for a foreign model, anything called as `model(ids) -> logits`: no cache then."""
@@ -65,6 +68,11 @@ class LLM:
         self.mask_id = mask
         ends = known_ends if end_ids is None else end_ids
         self.end_ids = tuple(dict.fromkeys(ends))
+        self.forbidden = (self.mask_id, *forbidden)
+        """What is never proposed."""
+        self.eyes = model.eyes if isinstance(model, Transformer) else None
+        self.drop_newline = True
+        """What follows a picture loses its first token, as in LLaDA-V's own code."""
 
     @classmethod
     def load(
@@ -86,24 +94,54 @@ class LLM:
         model = load_model(folder, dtype, device, progress)
         if shift is not None:
             model.config = replace(model.config, shift=shift)
-        return cls(model, tokenizer, mask_id=mask_id, name=str(name))
+        if model.eyes is None or tokenizer is None:
+            return cls(model, tokenizer, mask_id=mask_id, name=str(name))
+        model.cut_vocabulary(len(tokenizer))
+        return cls(
+            model,
+            tokenizer,
+            mask_id=tokenizer.id_of(MASK) if mask_id is None else mask_id,
+            end_ids=[tokenizer.id_of(TURN_END)],
+            forbidden=[tokenizer.id_of(name) for name in FORBIDDEN],
+            name=str(name),
+        )
 
     # --- Generating ----------------------------------------------------------------------------
 
     @overload
     def generate(
-        self, prompt: str, settings: Generation = ..., *, trace: bool = ...
-    ) -> Completion: ...
+        self, prompt: str, settings: Generation = ..., *, images: Sequence[Source] = ...,
+        think: bool | None = ..., trace: bool = ...,
+    ) -> Completion: ...  # fmt: skip
     @overload
-    def generate(self, prompt: Any, settings: Generation = ..., *, trace: bool = ...) -> Any: ...
     def generate(
-        self, prompt: Any, settings: Generation | None = None, *, trace: bool = False
+        self, prompt: Any, settings: Generation = ..., *, images: Sequence[Any] = ...,
+        think: bool | None = ..., trace: bool = ...,
+    ) -> Any: ...  # fmt: skip
+    def generate(
+        self,
+        prompt: Any,
+        settings: Generation | None = None,
+        *,
+        images: Sequence[Any] = (),
+        think: bool | None = None,
+        trace: bool = False,
     ) -> Any:
-        """A completion for a prompt, or a list of them for a list of prompts, decoded together."""
+        """A completion for a prompt, or a list of them for a list of prompts, decoded together.
+
+        `images` are paths, bytes or PIL images, of a list of prompts a list for each. `think`
+        asks a model that knows the switch to reason first, or not to.
+        """
         many = _is_many(prompt)
         prompts = list(prompt) if many else [prompt]
+        pictures = list(images) if many and images else [list(images)] * len(prompts)
+        if len(pictures) != len(prompts):
+            raise InputError(f"{len(prompts)} prompts have {len(pictures)} lists of images")
         settings = settings or Generation()
-        rows = [self.row(p, settings, number) for number, p in enumerate(prompts)]
+        rows = [
+            self.row(p, settings, number, images=seen, think=think)
+            for number, (p, seen) in enumerate(zip(prompts, pictures, strict=True))
+        ]
         done = self._complete(rows, settings, trace)
         return done if many else done[0]
 
@@ -152,18 +190,32 @@ class LLM:
         rows = [self.row(p, settings, number) for number, p in enumerate(prompts)]
         yield from self.run(rows, settings)
 
-    def row(self, prompt: Prompt, settings: Generation, number: int = 0) -> Row:
+    def row(
+        self,
+        prompt: Prompt,
+        settings: Generation,
+        number: int = 0,
+        *,
+        images: Sequence[Source] = (),
+        think: bool | None = None,
+    ) -> Row:
         """A canvas: the prompt, then `max_tokens` masks."""
-        ids = self._ids(prompt)
+        picture = None
+        if images or (self.eyes is not None and _is_text(prompt)):
+            ids, picture = self._seen(prompt, images, think)
+        else:
+            ids = self._ids(prompt)
         if not ids:
             raise InputError("the prompt is empty; give at least one token")
         self._check_length(len(ids) + settings.max_tokens)
         masked = [False] * len(ids) + [True] * settings.max_tokens
-        return self._row(ids + [self.mask_id] * settings.max_tokens, masked, settings, number)
+        row = self._row(ids + [self.mask_id] * settings.max_tokens, masked, settings, number)
+        row.picture = picture
+        return row
 
     def run(self, rows: list[Row], settings: Generation) -> Iterator[Step]:
         """Denoise a live list of rows; a row also ends at its first stop string."""
-        for step in denoise(self.reader(settings.cache), rows, (self.mask_id,)):
+        for step in denoise(self.reader(settings.cache), rows, self.forbidden):
             if settings.stops:
                 row = next(row for row in rows if row.number == step.row)
                 if _first_stop(self.known_text(row), settings.stops) is not None:
@@ -200,6 +252,19 @@ class LLM:
             "token ids, or a list of chat messages"
         )
 
+    def _seen(
+        self, prompt: Prompt, images: Sequence[Source], think: bool | None
+    ) -> tuple[list[int], Picture | None]:
+        """The ids of a prompt with pictures, and what stands where they are."""
+        if self.eyes is None:
+            raise InputError(f"{self.name} reads text only; images want a LLaDA-V checkpoint")
+        if self.tokenizer is None or not _is_text(prompt):
+            raise InputError("images go with text or chat messages, and want a tokenizer")
+        text = self.tokenizer.chat(converse(prompt, len(images), think))  # type: ignore[arg-type]
+        seen = self.eyes.see(images) if images else []
+        ids, at = encode(self.tokenizer, text, [len(one) for one in seen], self.drop_newline)
+        return ids, Picture(torch.tensor(at), torch.cat(seen)) if seen else None
+
     def _row(self, ids: list[int], masked: list[bool], settings: Generation, number: int) -> Row:
         self._check_length(len(ids))
         if self.vocab is not None and not all(0 <= i < self.vocab for i in ids):
@@ -209,13 +274,15 @@ class LLM:
             )
         if self.shift and masked[0]:
             raise InputError("this model reads position i at i - 1, so the first cannot be a hole")
+        ends = self.end_ids if settings.early_stop else ()
         return Row(
             number,
             torch.tensor(ids),
             torch.tensor(masked),
             settings.rule,
             settings.block_size,
-            end_ids=self.end_ids if settings.early_stop else (),
+            end_ids=ends if self.eyes is None else (),
+            cuts=tuple((end,) for end in ends) if self.eyes is not None else (),
             sampling=settings.sampling(self.device),
         )
 
@@ -311,6 +378,13 @@ class Run:
             pieces={i: tokenizer.piece(i) for i in sorted(seen)} if tokenizer else {},
             steps=tuple(self.taken),
         )
+
+
+def _is_text(prompt: Any) -> bool:
+    """Text or messages, not token ids."""
+    if isinstance(prompt, str):
+        return True
+    return isinstance(prompt, list | tuple) and all(isinstance(p, Mapping) for p in prompt)
 
 
 def _is_many(prompt: Any) -> bool:

@@ -38,6 +38,13 @@ class Tokenizer:
         found: int | None = self.core.token_to_id(token) if token else None
         return found
 
+    def id_of(self, token: str) -> int:
+        """The id of a special token."""
+        found: int | None = self.core.token_to_id(token)
+        if found is None:
+            raise CheckpointError(f"the tokenizer has no {token}, which this family needs")
+        return found
+
     def __len__(self) -> int:
         return int(self.core.get_vocab_size(with_added_tokens=True))
 

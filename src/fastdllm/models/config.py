@@ -1,6 +1,10 @@
 """What a checkpoint says of itself, in one vocabulary for all families."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fastdllm.vision.eyes import EyesConfig
 
 
 @dataclass(frozen=True)
@@ -30,10 +34,12 @@ class ModelConfig:
     """Queries and keys are rotated in float32, whatever the model's dtype."""
     mask_id: int | None
     end_ids: tuple[int, ...]
+    eyes: "EyesConfig | None" = None
+    """Of a model that reads pictures too."""
 
     @property
     def parameters(self) -> int:
-        """How many numbers the weights hold."""
+        """How many numbers the weights of the language model hold."""
         kv = self.kv_heads * self.head_dim
         q = self.heads * self.head_dim
         attention = self.width * (2 * q + 2 * kv) + (q + 2 * kv) * self.qkv_bias

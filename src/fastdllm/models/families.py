@@ -6,6 +6,7 @@ from typing import Any
 
 from fastdllm.errors import CheckpointError, did_you_mean
 from fastdllm.models.config import ModelConfig
+from fastdllm.vision.eyes import read_eyes
 
 Json = Mapping[str, Any]
 
@@ -98,6 +99,12 @@ class Family:
     """Settings the config.json does not hold."""
 
 
+EYES_NAMES = {
+    "eyes.tower": "model.vision_tower.vision_tower.vision_model",
+    "eyes.projector": "model.mm_projector",
+    "eyes.newline": "model.image_newline",
+}
+
 LLAMA_SWITCHES = {"qkv_bias": False, "qk_norm": False, "shift": False, "rope_float32": False}
 
 FAMILIES: dict[str, Family] = {
@@ -117,6 +124,8 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(LLAMA_NAMES, LLAMA_KEYS, LLAMA_WANTED, {**LLAMA_SWITCHES, "qkv_bias": True}),
     "qwen3": Family(LLAMA_NAMES, LLAMA_KEYS, LLAMA_WANTED, {**LLAMA_SWITCHES, "qk_norm": True}),
 }
+# LLaDA-V, which reads pictures
+FAMILIES["llava_llada"] = Family(LLAMA_NAMES, LLAMA_KEYS, LLAMA_WANTED, LLAMA_SWITCHES)
 FAMILIES |= {f"a2d-{name}": FAMILIES[name] for name in ("llama", "qwen2", "qwen3")}  # dLLM's
 
 
@@ -157,6 +166,7 @@ def read_config(raw: Json, generation: Json | None = None) -> ModelConfig:
         stored_dtype=str(raw.get("torch_dtype") or raw.get("dtype") or "float32"),
         mask_id=next(iter(_ids(raw, "mask_token_id") + _ids(generation, "mask_token_id")), None),
         end_ids=_ids(raw, "eos_token_id") + _ids(generation, "eos_token_id"),
+        eyes=read_eyes(raw) if kind == "llava_llada" else None,
     )
 
 
@@ -204,6 +214,9 @@ def tensor_name(family: str, ours: str) -> str:
     >>> tensor_name("llada", "blocks.3.gate.weight")
     'model.transformer.blocks.3.ff_proj.weight'
     """
+    for mine, theirs in EYES_NAMES.items():
+        if ours.startswith(mine):
+            return theirs + ours.removeprefix(mine)
     module, _, kind = ours.rpartition(".")
     parts = module.split(".")
     index = parts[1] if parts[0] == "blocks" else ""

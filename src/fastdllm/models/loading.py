@@ -126,6 +126,8 @@ def load_model(
             progress(done, len(wanted))
     if config.tied:
         model.head.weight = model.embed.weight
+    if model.eyes is not None:
+        model.eyes.settle()
     return model.eval().requires_grad_(False)
 
 

@@ -4,6 +4,7 @@ It knows nothing of caches. A layer hands its keys and values to a `Memory`, whi
 that the window may attend to: the same ones, or those and what an earlier pass left.
 """
 
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -12,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from fastdllm.models.config import ModelConfig
+from fastdllm.vision.eyes import Eyes
 
 Window = Float[Tensor, "rows window width"]
 Heads = Float[Tensor, "rows heads window head_dim"]
@@ -132,6 +134,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(config.width, config.vocab, bias=False)
         if config.tied:
             self.head.weight = self.embed.weight
+        self.eyes = Eyes(config.eyes, config.width) if config.eyes else None
 
     def forward(
         self,
@@ -161,3 +164,12 @@ class Transformer(nn.Module):
         x = last(x, rope, memory, at)
         out: Tensor = self.norm(x)
         return out
+
+    def cut_vocabulary(self, size: int) -> None:
+        """Keep the first so many tokens: the rest were never trained and cannot be written."""
+        if size < self.config.vocab:
+            for table in (self.embed, self.head):
+                table.weight = nn.Parameter(table.weight[:size], requires_grad=False)
+            if self.config.tied:
+                self.head.weight = self.embed.weight
+            self.config = replace(self.config, vocab=size)

@@ -1,0 +1,1 @@
+"""Pictures: from a file to the embeddings that stand in a prompt."""

@@ -1,0 +1,140 @@
+"""LLaDA-V's eyes: a SigLIP tower, a projector, and the newline that ends a row of a picture."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fastdllm.errors import CheckpointError, InputError
+from fastdllm.vision.images import Source, open_image
+from fastdllm.vision.tiles import Pixels, Size, arrange, best_canvas, cut, square
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# SigLIP so400m at 384 pixels, which the public code builds whatever the checkpoint says.
+SIGLIP = {
+    "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
+    "num_attention_heads": 16, "image_size": 384, "patch_size": 14,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EyesConfig:
+    """The shape of the tower, and which canvases a picture may be laid out on."""
+
+    width: int
+    mlp: int
+    layers: int
+    """Without the last, which is never read."""
+    heads: int
+    side: int
+    """Of a tile, in pixels."""
+    patch: int
+    canvases: tuple[Size, ...]
+    most: int | None
+    """A large picture is shrunk to so many tiles' features."""
+
+    @property
+    def cells(self) -> int:
+        """Features along a side of a tile; pixels beyond the last whole patch are not seen."""
+        return self.side // self.patch
+
+
+def read_eyes(raw: Mapping[str, Any]) -> EyesConfig:
+    """From a config.json; every other layout than the one LLaDA-V is run with is refused."""
+    wanted = {
+        "mm_projector_type": "mlp2x_gelu", "mm_patch_merge_type": "spatial_unpad",
+        "mm_use_im_start_end": False, "mm_use_im_patch_token": False,
+    }  # fmt: skip
+    for key, value in wanted.items():
+        if raw.get(key, value) != value:
+            raise CheckpointError(
+                f"config.json: {key} is {raw[key]!r}; this family is only run with {value!r}"
+            )
+    ratio = str(raw.get("image_aspect_ratio", "anyres_max_4"))
+    found = re.fullmatch(r"anyres(?:_max_(\d+))?", ratio)
+    if not found:
+        raise CheckpointError(f"config.json: image_aspect_ratio is {ratio!r}; wanted anyres_max_4")
+    shape = {**SIGLIP, **raw.get("vision_config", {})}
+    points = raw.get("image_grid_pinpoints")
+    try:
+        canvases = tuple((int(w), int(h)) for w, h in points)  # type: ignore[union-attr]
+        if not canvases or any(n % shape["image_size"] or n < 1 for c in canvases for n in c):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise CheckpointError(
+            "config.json: image_grid_pinpoints is not a list of [width, height] in whole tiles of "
+            f"{shape['image_size']} pixels"
+        ) from None
+    return EyesConfig(
+        shape["hidden_size"], shape["intermediate_size"], shape["num_hidden_layers"] - 1,
+        shape["num_attention_heads"], shape["image_size"], shape["patch_size"], canvases,
+        int(found[1]) if found[1] else None,
+    )  # fmt: skip
+
+
+class Eyes(nn.Module):
+    """From a picture to positions of a prompt."""
+
+    def __init__(self, config: EyesConfig, width: int) -> None:
+        super().__init__()
+        self.config = config
+        self.tower = _tower(config)
+        self.projector = nn.Sequential(
+            nn.Linear(config.width, width), nn.GELU(), nn.Linear(width, width)
+        )
+        self.newline = nn.Parameter(torch.empty(width))
+
+    def settle(self) -> None:
+        """Make what is not stored, after the weights have come."""
+        place = self.newline.device
+        self.tower.embeddings.position_ids = torch.arange(self.config.cells**2, device=place)[None]
+
+    def features(self, pixels: Pixels) -> Float[Tensor, "tiles cells features"]:
+        """The tower's last hidden states, before its final norm."""
+        pixels = pixels.to(self.newline)
+        hidden: Tensor = self.tower.encoder(
+            inputs_embeds=self.tower.embeddings(pixels)
+        ).last_hidden_state
+        return hidden
+
+    @torch.inference_mode()
+    def look(self, image: "Image") -> Float[Tensor, "tokens width"]:
+        """What stands in the prompt for a picture."""
+        c = self.config
+        seen = self.projector(self.features(cut(image, c.canvases, c.side)))
+        canvas = best_canvas(image.size, c.canvases)
+        return arrange(seen, self.newline, image.size, canvas, c.side, c.most)
+
+    @torch.inference_mode()
+    def glance(self, images: Sequence["Image"]) -> list[Float[Tensor, "tokens width"]]:
+        """Several pictures, each as one square tile without newlines."""
+        pixels = torch.stack([square(image, self.config.side) for image in images])
+        return list(self.projector(self.features(pixels)))
+
+    def see(self, sources: Sequence[Source]) -> list[Float[Tensor, "tokens width"]]:
+        """One picture in full, or several at a glance."""
+        images = [open_image(source) for source in sources]
+        return [self.look(images[0])] if len(images) == 1 else self.glance(images)
+
+
+def _tower(config: EyesConfig) -> Any:
+    """Transformers' SigLIP without its pooling head."""
+    try:
+        from transformers import SiglipVisionConfig, SiglipVisionModel
+    except ModuleNotFoundError:
+        raise InputError(
+            "a model that sees needs more packages; try: pip install 'fastdllm[vision]'"
+        ) from None
+    shape: dict[str, Any] = {
+        "hidden_size": config.width, "intermediate_size": config.mlp,
+        "num_hidden_layers": config.layers, "num_attention_heads": config.heads,
+        "image_size": config.side, "patch_size": config.patch, "vision_use_head": False,
+    }  # fmt: skip
+    model = SiglipVisionModel(SiglipVisionConfig(**shape))
+    return getattr(model, "vision_model", model)  # one level less since transformers 5
