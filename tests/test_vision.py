@@ -3,6 +3,8 @@
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 import zlib
 from functools import cache
 from io import BytesIO
@@ -238,6 +240,36 @@ def test_a_text_model_is_no_eye(tmp_path: Path) -> None:
     blind = LLM.load(talking(tmp_path, *random_checkpoint("llada", 0, vocab=400)), device="cpu")
     with pytest.raises(InputError, match="reads text only"):
         blind.generate("Hi", Generation(8, 8), images=[GOLDEN / "images" / "img3_small_40x44.png"])
+
+
+def command(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fastdllm", *arguments], input=text, capture_output=True, text=True
+    )
+
+
+def test_the_command_looks_at_a_picture(llm: LLM) -> None:
+    path = str(GOLDEN / "images" / "img3_small_40x44.png")
+    common = ["--model", llm.name, "--max-tokens", "16", "--block-size", "8", "--cache", "prefix:4"]
+    done = command("generate", "How many?", "--image", path, "--think", *common)
+    assert done.returncode == 0, done.stderr
+    settings = Generation(16, 8, "frechet:0.25", "prefix:4")
+    wanted = llm.generate("How many?", settings, images=[path], think=True)
+    assert done.stdout.rstrip("\n") == wanted.text.rstrip("\n")
+    bad = command("generate", "How many?", "--image", str(Path(__file__)), *common)
+    assert bad.returncode == 2
+    assert bad.stderr.count("\n") == 1
+    assert "not a picture" in bad.stderr
+
+
+def test_a_chat_keeps_its_pictures(llm: LLM) -> None:
+    path = GOLDEN / "images" / "img3_small_40x44.png"
+    lines = f"/image {path}\nWhat is it?\nAnd now?\n/image nothing.png\n/quit\n"
+    common = ["--model", llm.name, "--max-tokens", "8", "--block-size", "8"]
+    done = command("chat", *common, text=lines)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("passes") == 2
+    assert "there is no file nothing.png" in done.stdout
 
 
 # --- Bad and odd pictures ----------------------------------------------------------------------

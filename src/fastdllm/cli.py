@@ -11,6 +11,7 @@ from fastdllm import __version__
 from fastdllm.errors import FastDLLMError, InputError, did_you_mean
 
 if TYPE_CHECKING:
+    from fastdllm.denoise import Row
     from fastdllm.generation import Completion, Generation
     from fastdllm.llm import LLM
     from fastdllm.tokenizer import Message
@@ -54,7 +55,7 @@ def _root(
 EMBEDDED = ""  # none has landed yet
 Model = Annotated[str, typer.Option("--model", "-m", help="A model folder, or a hub id.")]
 Select = Annotated[str, typer.Option(help="The rule; `fastdllm rules` lists them.")]
-Cache = Annotated[str, typer.Option(help="none, prefix or dual.")]
+Cache = Annotated[str, typer.Option(help="none, prefix, dual, or prefix:32 to refresh it.")]
 MaxTokens = Annotated[int, typer.Option(help="New tokens at most.")]
 BlockSize = Annotated[int, typer.Option(help="Tokens in a block.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
@@ -81,6 +82,12 @@ def generate(
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer.")] = None,
     early_stop: Annotated[bool, typer.Option(help="Stop at the end of text.")] = True,
+    image: Annotated[
+        list[Path] | None, typer.Option(help="A picture to ask about; repeat it for more.")
+    ] = None,
+    think: Annotated[
+        bool | None, typer.Option(help="Ask a LLaDA-V model to reason first, or not to.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template around the prompt.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show the canvas filling in.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Save every step to this file.")] = None,
@@ -106,11 +113,14 @@ def generate(
     if trace is not None and not trace.absolute().parent.is_dir():
         raise InputError(f"there is no folder {trace.parent} to save the trace in; make it first")
     llm = _load(model, dtype, device, mask_id, shift)
+    if image and (raw or HOLE.search(text)):
+        raise InputError("images stand in a chat turn; leave out --raw and [MASK:n]")
     if HOLE.search(text):
         done = llm.infill(text, settings, trace=trace is not None)
         print(done.text)
     else:
-        done = _answer(llm, _prompt(llm, text, raw), settings, watch, trace is not None)
+        row = llm.row(_prompt(llm, text, raw), settings, images=image or (), think=think)
+        done = _answer(llm, row, settings, watch, trace is not None)
     _report(done)
     if trace is not None and done.trace is not None:
         done.trace.save(trace)
@@ -124,10 +134,13 @@ def _text(raw: bytes) -> str:
         raise InputError(f"the prompt is not UTF-8 text: {error}") from None
 
 
-def _prompt(llm: "LLM", text: str, raw: bool) -> "str | list[Message]":
+def _prompt(llm: "LLM", text: str, raw: bool) -> "str | list[int] | list[Message]":
     """A chat turn if the checkpoint chats."""
-    chats = not raw and llm.tokenizer is not None and llm.tokenizer.template
-    return [{"role": "user", "content": text}] if chats else text
+    if raw and llm.eyes is not None and llm.tokenizer is not None:
+        return llm.tokenizer.encode(text)  # as text it would become a chat turn
+    if raw or llm.tokenizer is None or not llm.tokenizer.template:
+        return text
+    return [{"role": "user", "content": text}]
 
 
 def _load(
@@ -155,13 +168,12 @@ def _load(
 
 
 def _answer(
-    llm: "LLM", prompt: "str | list[Message]", settings: "Generation", watch: bool, trace: bool
+    llm: "LLM", row: "Row", settings: "Generation", watch: bool, trace: bool
 ) -> "Completion":
     """Print the answer while it comes into being."""
     from fastdllm.llm import Run
     from fastdllm.viz.terminal import watch as show
 
-    row = llm.row(prompt, settings)
     run = Run(llm, row, settings, trace)
     if watch:
         show(llm, row, run.steps())
@@ -196,7 +208,7 @@ def chat(
     mask_id: MaskId = None,
     shift: Shift = None,
 ) -> None:
-    """Talk to a model. Inside: /select RULE, /cache NAME, /tokens N, /reset, /help, /quit."""
+    """Talk to a model. Inside: /select, /cache, /tokens, /image, /reset, /help, /quit."""
     from fastdllm.generation import Generation
     from fastdllm.viz.chat import converse
 

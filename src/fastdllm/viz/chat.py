@@ -1,6 +1,7 @@
 """A conversation in the terminal."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -9,15 +10,39 @@ from fastdllm.errors import FastDLLMError, InputError, did_you_mean
 from fastdllm.generation import Generation
 from fastdllm.llm import LLM, Run
 from fastdllm.tokenizer import Message
+from fastdllm.vision.images import open_image
+from fastdllm.vision.prompt import MARK
 
 COMMANDS = {
     "/select": ("select", str, "the rule, for example /select threshold:0.9"),
     "/cache": ("cache", str, "none, prefix or dual"),
     "/tokens": ("max_tokens", int, "new tokens at most"),
+    "/image": (None, None, "a picture for the next question, for example /image cat.png"),
     "/reset": (None, None, "forget the conversation"),
     "/help": (None, None, "this list"),
     "/quit": (None, None, "leave; Ctrl-D does too"),
 }
+
+
+@dataclass(frozen=True)
+class Talk:
+    """What was said, and the pictures that stand in it."""
+
+    messages: tuple[Message, ...] = ()
+    images: tuple[Any, ...] = ()
+    waiting: tuple[Any, ...] = ()
+    """Pictures for the next question."""
+
+    def show(self, llm: LLM, path: str) -> "Talk":
+        """One more picture; a bad one is named at once."""
+        if llm.eyes is None:
+            raise InputError(f"{llm.name} reads text only; images want a LLaDA-V checkpoint")
+        return replace(self, waiting=(*self.waiting, open_image(Path(path).expanduser())))
+
+    def ask(self, line: str) -> "Talk":
+        """One more question, with the pictures that waited for it."""
+        question: Message = {"role": "user", "content": (MARK + "\n") * len(self.waiting) + line}
+        return Talk((*self.messages, question), (*self.images, *self.waiting))
 
 
 def converse(llm: LLM, settings: Generation) -> None:
@@ -26,7 +51,7 @@ def converse(llm: LLM, settings: Generation) -> None:
         raise InputError(f"{llm.name} has no chat template; use `fastdllm generate` instead")
     console = Console(highlight=False, emoji=False, soft_wrap=True)
     console.print(f"[dim]{llm.name}, {settings.rule}, cache {settings.cache}; /help for help[/dim]")
-    messages: list[Message] = []
+    talk = Talk()
     while True:
         try:
             line = console.input("[bold]you>[/bold] ").strip()
@@ -37,11 +62,13 @@ def converse(llm: LLM, settings: Generation) -> None:
             return
         try:
             if line == "/reset":
-                messages = []
+                talk = Talk()
+            elif line.startswith("/image "):
+                talk = talk.show(llm, line.removeprefix("/image ").strip())
             elif line.startswith("/"):
                 settings = command(console, line, settings)
             elif line:
-                messages = answer(console, llm, settings, messages, line)
+                talk = answer(console, llm, settings, talk, line)
         except FastDLLMError as error:
             console.print(str(error), style="red", markup=False)
 
@@ -69,12 +96,10 @@ def command(console: Console, line: str, settings: Generation) -> Generation:
     return settings
 
 
-def answer(
-    console: Console, llm: LLM, settings: Generation, messages: list[Message], line: str
-) -> list[Message]:
+def answer(console: Console, llm: LLM, settings: Generation, talk: Talk, line: str) -> Talk:
     """Print the answer as its text becomes stable; the conversation with it."""
-    asked: list[Message] = [*messages, {"role": "user", "content": line}]
-    run = Run(llm, llm.row(asked, settings), settings)
+    asked = talk.ask(line)
+    run = Run(llm, llm.row(asked.messages, settings, images=asked.images), settings)
     sent = ""
     try:
         for _ in run.steps():
@@ -83,10 +108,11 @@ def answer(
             sent = text
     except KeyboardInterrupt:
         console.print(" [dim](interrupted)[/dim]")
-        return messages
+        return talk
     u = run.completion().usage
     console.print(
         f"\n[dim]{u.tokens} tokens, {u.nfe} passes, {u.tokens_per_nfe:.2f} a pass, "
         f"{u.seconds:.1f} s[/dim]"
     )
-    return [*asked, {"role": "assistant", "content": run.text()}]
+    said: Message = {"role": "assistant", "content": run.text()}
+    return replace(asked, messages=(*asked.messages, said))
