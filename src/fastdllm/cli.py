@@ -140,7 +140,8 @@ def _prompt(llm: "LLM", text: str, raw: bool) -> "str | list[int] | list[Message
         return llm.tokenizer.encode(text)  # as text it would become a chat turn
     if raw or llm.tokenizer is None or not llm.tokenizer.template:
         return text
-    return [{"role": "user", "content": text}]
+    turn: list[Message] = [{"role": "user", "content": text}]
+    return turn
 
 
 def _load(
