@@ -327,10 +327,16 @@ def demo(
 
 TaskName = Annotated[
     str,
-    typer.Option(help="word-problems, algebra, functions, lists; gsm8k, math, humaneval or mbpp."),
+    typer.Option(
+        help="word-problems, algebra, functions, lists; gsm8k, math, humaneval, mbpp; mathvista, "
+        "mathverse."
+    ),
 ]
 Limit = Annotated[int | None, typer.Option(help="The first so many problems; else all.")]
 Data = Annotated[Path | None, typer.Option(help="A benchmark's file or folder; else the hub.")]
+Images = Annotated[
+    Path | None, typer.Option(help="The folder of a benchmark's pictures; else beside --data.")
+]
 Shots = Annotated[
     int | None, typer.Option(min=0, help="Worked examples; a benchmark knows its own.")
 ]
@@ -352,6 +358,7 @@ def evaluate(
     cache: Annotated[str, typer.Option(help="Caches, with commas between.")] = "prefix",
     limit: Limit = None,
     data: Data = None,
+    images: Images = None,
     shots: Shots = None,
     allow_code_execution: AllowCode = False,
     batch_size: BatchSize = 32,
@@ -359,6 +366,10 @@ def evaluate(
     block_size: BlockSize = 32,
     kind: Kind = "",
     output: Output = None,
+    judge_url: Annotated[
+        str, typer.Option(help="An OpenAI-compatible address, for tasks that ask a judge.")
+    ] = "",
+    judge_model: Annotated[str, typer.Option(help="The judge's name there.")] = "",
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
@@ -366,19 +377,28 @@ def evaluate(
 
     The first rule and cache are what the others are measured against; p is McNemar's exact test on
     the same problems. The last line is JSON.
+
+    mathvista and mathverse are scored by rules, and by a judge model too if one is named; its key
+    is read from FASTDLLM_JUDGE_KEY or OPENAI_API_KEY.
     """
     import json
     from dataclasses import replace
 
     from rich.console import Console
 
-    from fastdllm.eval.report import as_json, measure, table
+    from fastdllm.eval.judge import Judge, judged
+    from fastdllm.eval.report import as_json, by_group, group_table, measure, table
     from fastdllm.eval.task import chosen
     from fastdllm.generation import Generation
     from fastdllm.selection import parse_many
     from fastdllm.team import Team
 
-    known, every, problems = chosen(task, data, shots, limit, kind, allow_code_execution)
+    known, every, problems = chosen(task, data, shots, limit, kind, allow_code_execution, images)
+    judge = None
+    if judge_url or judge_model:
+        if not judge_url or not judge_model or known.judge is None:
+            raise InputError("a judge wants --judge-url, --judge-model and a task that asks one")
+        judge = Judge(judge_url, judge_model, output and output / "judge" / "replies.jsonl")
     base = Generation(max_tokens, block_size, stop=known.stop)
     settings = [
         replace(base, select=rule, cache=name)
@@ -389,8 +409,26 @@ def evaluate(
     sheets = measure(llm, known, every, problems, settings, batch_size, output, shots)
     if Team.here().rank:
         return
-    Console().print(table(f"{llm.name} on {len(problems)} problems of {task}", sheets))
-    print(json.dumps({"model": llm.name, "task": task, "kind": kind, "results": as_json(sheets)}))
+    title = f"{llm.name} on {len(problems)} problems of {task}, {known.metric}"
+    Console().print(table(title, sheets))
+    last = {"model": llm.name, "task": task, "kind": kind, "metric": known.metric}
+    results = as_json(sheets)
+    if groups := by_group(problems, sheets):
+        Console().print(group_table(groups))
+    if judge is not None:
+        for sheet, result in zip(sheets, results, strict=True):
+            found = judged(judge, known, problems, sheet.lines)
+            result["judged"] = found.as_json()
+            print(
+                f"{sheet.settings.rule}, {sheet.settings.cache}: {found.accuracy:.1%} judged by "
+                f"{judge_model}"
+                + (
+                    f"; {found.failed} judgements failed ({judge.trouble}) and count as wrong"
+                    if found.failed
+                    else ""
+                )
+            )
+    print(json.dumps({**last, "results": results, "groups": groups}))
 
 
 @app.command()

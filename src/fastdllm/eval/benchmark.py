@@ -79,8 +79,16 @@ class Benchmark(Task):
             ) from None
 
 
+def no_examples(task: Benchmark, data: Path | None, count: int) -> list[Raw]:
+    """None are ever shown."""
+    return []
+
+
 def read_rows(path: Path) -> list[Raw]:
-    """The rows of a JSONL or JSON file, gzipped or not; a bad line is named."""
+    """The rows of a JSONL or JSON file, gzipped or not; a bad line is named.
+
+    A JSON object of objects is read as its values.
+    """
     try:
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
@@ -88,7 +96,7 @@ def read_rows(path: Path) -> list[Raw]:
         raise InputError(f"there is no file {path}; give --data a file or a folder") from None
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
         raise InputError(f"{path} is not UTF-8 text, or damaged: {error}") from None
-    if text.lstrip().startswith("["):
+    if text.lstrip().startswith("[") or path.suffix == ".json":
         lines = [(1, text)]
     else:
         lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
@@ -98,6 +106,8 @@ def read_rows(path: Path) -> list[Raw]:
             value = json.loads(line)
         except json.JSONDecodeError as error:
             raise InputError(f"{path}, line {number}: not JSON ({error.msg})") from None
+        if isinstance(value, dict) and value and all(isinstance(v, dict) for v in value.values()):
+            value = list(value.values())
         rows += value if isinstance(value, list) else [value]
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise InputError(f"{path} holds no rows; wanted JSON objects, one a line or in a list")

@@ -6,9 +6,8 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
-from fastdllm.eval.benchmark import Benchmark, Raw
+from fastdllm.eval.benchmark import Benchmark, Raw, no_examples
 from fastdllm.eval.sandbox import passes
 from fastdllm.eval.scoring import extract_code
 from fastdllm.eval.task import Problem
@@ -21,11 +20,6 @@ def convert(rows: Sequence[Raw], shown: Sequence[Raw]) -> list[Problem]:
         Problem(row["prompt"], row["canonical_solution"], {key: row[key] for key in keys})
         for row in rows
     ]
-
-
-def examples(task: Benchmark, data: Path | None, count: int) -> list[Raw]:
-    """None: the benchmark is asked without."""
-    return []
 
 
 def program(problem: Problem, text: str) -> str:
@@ -49,5 +43,5 @@ TASK = Benchmark(
     runs_code=True, shots=0, files=("HumanEval.jsonl.gz", "HumanEval.jsonl", "humaneval.jsonl"),
     hub=("openai/openai_humaneval", None, "test"),
     columns=("prompt", "canonical_solution", "test", "entry_point"), convert=convert,
-    examples=examples,
+    examples=no_examples,
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """A run as a person sees it: progress, the table; and as a program does: JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +119,39 @@ def as_json(sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def by_group(problems: Sequence[Problem], sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
+    """The share of right answers in each group a task's problems fall into."""
+    found = []
+    for sheet in sheets:
+        members: dict[tuple[str, str], list[bool]] = {}
+        for problem in problems:
+            for name, value in problem.check.get("groups", {}).items():
+                right = bool(sheet.lines[problem.fingerprint]["right"])
+                members.setdefault((name, str(value)), []).append(right)
+        found += [
+            {
+                "select": str(sheet.settings.rule), "cache": sheet.settings.cache, "group": name,
+                "value": value, "count": len(mine), "accuracy": sum(mine) / len(mine),
+            }
+            for (name, value), mine in sorted(members.items())
+        ]  # fmt: skip
+    return found
+
+
+def group_table(found: Sequence[Mapping[str, Any]]) -> Table:
+    """One row a group, one column a setting."""
+    grid = Table(box=SIMPLE_HEAD, padding=0)
+    settings = list(dict.fromkeys((row["select"], row["cache"]) for row in found))
+    for heading in ("group", "", "problems"):
+        grid.add_column(heading, justify="right" if heading == "problems" else "left")
+    for rule, cache in settings:
+        grid.add_column(f"{rule}, {cache}", justify="right")
+    groups: dict[tuple[str, str, int], list[str]] = {}
+    for row in found:
+        key = (row["group"], row["value"], row["count"])
+        groups.setdefault(key, []).append(f"{row['accuracy']:.1%}")
+    for (name, value, count), cells in groups.items():
+        grid.add_row(name, value, str(count), *cells)
+    return grid

@@ -53,12 +53,17 @@ def solve(llm: LLM, task: Task, problems: Sequence[Problem], settings: Generatio
     """One batch, decoded together."""
     prompts = [ask(llm, problem, task.chat) for problem in problems]
     start = time.perf_counter()
-    completions = llm.generate(prompts, settings)
+    completions = llm.generate(prompts, settings, images=_pictures(problems))
     seconds = (time.perf_counter() - start) / len(problems)
     return [
         Result(problem, settings, done, task.score(problem, done.text), seconds)
         for problem, done in zip(problems, completions, strict=True)
     ]
+
+
+def _pictures(problems: Sequence[Problem]) -> list[list[Any]]:
+    """Of each, if any has one."""
+    return [list(p.images) for p in problems] if any(p.images for p in problems) else []
 
 
 # --- Files -------------------------------------------------------------------------------------
@@ -137,7 +142,9 @@ class Sheet:
         }
 
 
-def read_lines(path: Path, mend: bool = False) -> list[Line]:
+def read_lines(
+    path: Path, mend: bool = False, wanted: Sequence[str] = ("id", "right", "nfe")
+) -> list[Line]:
     """The whole lines of a file; one cut short at its end is dropped, with `mend` from disk too."""
     raw = path.read_bytes() if path.exists() else b""
     whole, _, rest = raw.rpartition(b"\n")
@@ -145,7 +152,7 @@ def read_lines(path: Path, mend: bool = False) -> list[Line]:
     for number, line in enumerate(whole.split(b"\n") if whole else [], 1):
         try:
             found.append(json.loads(line))
-            found[-1]["id"], found[-1]["right"], found[-1]["nfe"]
+            [found[-1][key] for key in wanted]
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
             raise InputError(
                 f"{path}, line {number} is not one of ours; move the file away to start it anew"
@@ -223,7 +230,8 @@ def run(
             missing = [p for p in part if p.fingerprint not in sheet.lines]
             if missing and not warm:
                 short = replace(sheet.settings, max_tokens=sheet.settings.block_size)
-                llm.generate([ask(llm, p, task.chat) for p in missing[:2]], short)
+                two = missing[:2]
+                llm.generate([ask(llm, p, task.chat) for p in two], short, images=_pictures(two))
                 warm = True
             if missing:
                 sheet.add(solve(llm, task, missing, sheet.settings), task.version)

@@ -9,7 +9,7 @@ task.score(problem, text)    is this answer right?
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +17,8 @@ from typing import Any
 
 from fastdllm.errors import InputError, did_you_mean
 
+Ask = Callable[[str], str | None]
+"""A judge model: a prompt to its reply, None if it gave none."""
 HELD_OUT = 1000
 SHARES = 8  # one prompt in eight, by its hash, is never trained on
 
@@ -28,11 +30,15 @@ class Problem:
     prompt: str
     answer: str
     check: Mapping[str, Any] = field(default_factory=dict)
+    images: tuple[Any, ...] = ()
+    """Pictures it is about: paths, or PIL images."""
+    key: str = ""
+    """Where one prompt is asked of several pictures: which problem this is."""
 
     @property
     def fingerprint(self) -> str:
-        """A name for the prompt that is the same on every machine."""
-        return hashlib.sha256(self.prompt.encode()).hexdigest()
+        """A name for the problem that is the same on every machine."""
+        return hashlib.sha256((self.prompt + self.key).encode()).hexdigest()
 
     @property
     def is_held_out(self) -> bool:
@@ -54,6 +60,10 @@ class Task:
     """Asked as a chat turn of a model that chats, else as plain text."""
     runs_code: bool = False
     """The score runs what the model wrote."""
+    metric: str = "accuracy"
+    """What the share of right answers is called."""
+    judge: Callable[[Problem, str, Ask], bool | None] | None = None
+    """A verdict by asking a judge model; None where it failed."""
 
     def problems(self, data: Path | None = None, shots: int | None = None) -> list[Problem]:
         """All of them, in their order."""
@@ -128,7 +138,10 @@ GENERATED = {
     "functions": "functions",
     "lists": "lists",
 }
-BENCHMARKS = {"gsm8k": "gsm8k", "math": "math500", "humaneval": "humaneval", "mbpp": "mbpp"}
+BENCHMARKS = {
+    "gsm8k": "gsm8k", "math": "math500", "humaneval": "humaneval", "mbpp": "mbpp",
+    "mathvista": "mathvista", "mathverse": "mathverse",
+}  # fmt: skip
 TASKS = GENERATED | BENCHMARKS
 
 
@@ -146,13 +159,31 @@ def get(name: str) -> Task:
 
 
 def chosen(
-    name: str, data: Path | None, shots: int | None, limit: int | None, kinds: str, code: bool
+    name: str,
+    data: Path | None,
+    shots: int | None,
+    limit: int | None,
+    kinds: str,
+    code: bool,
+    images: Path | None = None,
 ) -> tuple[Task, list[Problem], list[Problem]]:
     """A task, all of its problems, and those asked for; `code` allows running what was written."""
     task = get(name)
     task.check_allowed(code)
-    every = task.problems(data, shots)
+    folder = images or (data.parent if data is not None and data.is_file() else data)
+    every = [_found(problem, folder) for problem in task.problems(data, shots)]
     return task, every, task.some(every, limit, kinds)
+
+
+def _found(problem: Problem, folder: Path | None) -> Problem:
+    """With its pictures' whole paths; the first that is not there is named."""
+    if not any(isinstance(image, str) for image in problem.images):
+        return problem
+    paths = tuple((folder or Path()) / image for image in problem.images)
+    missing = next((path for path in paths if not path.is_file()), None)
+    if missing is not None:
+        raise InputError(f"there is no picture {missing}; name the folder it is in with --images")
+    return replace(problem, images=paths)
 
 
 def generated(name: str) -> Generated:

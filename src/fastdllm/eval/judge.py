@@ -1,0 +1,143 @@
+"""A judge model behind an OpenAI-compatible address, for benchmarks whose own score asks one.
+
+    judge = Judge("http://localhost:8000/v1", "my-model", cache=Path("run/judge.jsonl"))
+    judge.ask("Extract the answer ...")     the reply, or None after the last attempt
+
+The key comes from FASTDLLM_JUDGE_KEY or OPENAI_API_KEY and is written nowhere. Replies are kept,
+so a run that is interrupted, or whose judge failed, asks only what it has no reply for. A
+judgement that failed, or is empty, never counts as right.
+"""
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from fastdllm.errors import InputError
+from fastdllm.eval.run import read_lines
+from fastdllm.eval.summary import wilson
+from fastdllm.eval.task import Problem, Task
+
+TRIES, PAUSE, TIMEOUT = 5, 1.0, 120.0
+AT_ONCE = 8
+
+
+class Judge:
+    """Asks, tries again, remembers."""
+
+    def __init__(
+        self, url: str, model: str, cache: Path | None = None, *, pause: float = PAUSE
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise InputError(f"the judge's address is '{url}'; wanted http://... or https://...")
+        self.url, self.model, self.cache, self.pause = url.rstrip("/"), model, cache, pause
+        self.lock = threading.Lock()
+        self.trouble = ""
+        """What went wrong last."""
+        kept = _read(cache) if cache is not None else {}
+        self.replies: dict[str, str] = kept
+
+    def ask(self, prompt: str) -> str | None:
+        """The reply, from memory if it was given before; None if there is none to be had."""
+        name = hashlib.sha256(f"{self.model}\n{prompt}".encode()).hexdigest()
+        if name in self.replies:
+            return self.replies[name]
+        for attempt in range(TRIES):
+            try:
+                reply = self._post(prompt)
+            except _RefusalError as refusal:
+                self.trouble = str(refusal)
+                if not refusal.passing:
+                    return None
+                time.sleep(self.pause * 2**attempt)
+                continue
+            if reply.strip():
+                self._keep(name, reply)
+                return reply
+            self.trouble = "an empty reply"
+        return None
+
+    def _post(self, prompt: str) -> str:
+        body = {
+            "model": self.model, "messages": [{"role": "user", "content": prompt}],
+            "temperature": 0, "max_tokens": 256,
+        }  # fmt: skip
+        head = {"Content-Type": "application/json"}
+        key = os.environ.get("FASTDLLM_JUDGE_KEY") or os.environ.get("OPENAI_API_KEY")
+        if key:
+            head["Authorization"] = f"Bearer {key}"
+        request = Request(f"{self.url}/chat/completions", json.dumps(body).encode(), head)
+        try:
+            with urlopen(request, timeout=TIMEOUT) as answer:
+                found = json.loads(answer.read())["choices"][0]["message"]["content"]
+        except HTTPError as error:
+            passing = error.code == 429 or error.code >= 500
+            raise _RefusalError(f"HTTP {error.code}", passing) from None
+        except (URLError, HTTPException, OSError) as error:
+            raise _RefusalError(str(getattr(error, "reason", error)), True) from None
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise _RefusalError("a reply that is not an OpenAI-style completion", True) from None
+        return found if isinstance(found, str) else ""
+
+    def _keep(self, name: str, reply: str) -> None:
+        with self.lock:
+            self.replies[name] = reply
+            if self.cache is not None:
+                self.cache.parent.mkdir(parents=True, exist_ok=True)
+                with self.cache.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"id": name, "reply": reply}) + "\n")
+
+
+class _RefusalError(Exception):
+    def __init__(self, why: str, passing: bool) -> None:
+        super().__init__(why)
+        self.passing = passing
+
+
+def _read(path: Path) -> dict[str, str]:
+    return {
+        line["id"]: line["reply"] for line in read_lines(path, mend=True, wanted=("id", "reply"))
+    }
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How a judge found the answers of one setting."""
+
+    count: int
+    right: int
+    failed: int
+    """Of them the judge said nothing; they count as wrong."""
+
+    @property
+    def accuracy(self) -> float:
+        """The share that is right."""
+        return self.right / self.count if self.count else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """For the last line of stdout."""
+        low, high = wilson(self.right, self.count)
+        return {
+            "accuracy": self.accuracy, "interval": [round(low, 4), round(high, 4)],
+            "count": self.count, "failed": self.failed,
+        }  # fmt: skip
+
+
+def judged(
+    judge: Judge, task: Task, problems: Sequence[Problem], lines: Mapping[str, Mapping[str, Any]]
+) -> Judged:
+    """Every answer of a sheet, several at once."""
+    assert task.judge is not None
+    ask, texts = task.judge, [lines[p.fingerprint]["text"] for p in problems]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        verdicts = list(pool.map(lambda p, text: ask(p, text, judge.ask), problems, texts))
+    return Judged(len(verdicts), sum(v is True for v in verdicts), sum(v is None for v in verdicts))
