@@ -17,7 +17,7 @@ from fastdllm.eval.task import GENERATED, Problem, generated
 FINGERPRINTS = {
     "word-problems": (1, "9bf6b415396a62e2"),
     "algebra": (1, "9e78282e7b920200"),
-    "functions": (1, "b85349e9d511b673"),
+    "functions": (2, "c16cbfec75bfef60"),
     "lists": (1, "a09fd53abdde4df4"),
 }
 

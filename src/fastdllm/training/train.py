@@ -29,7 +29,7 @@ from fastdllm.training import vocabulary
 from fastdllm.training.data import Data, Example, source, stack, texts
 from fastdllm.training.muon import Muon
 from fastdllm.training.objective import PATTERNS, chances, loss, strata, weights
-from fastdllm.training.recipe import Phase, Recipe
+from fastdllm.training.recipe import Phase, Recipe, from_json
 
 PIECE = 1024
 """Tokens a forward pass: few, so that they stay in the processor's caches and its rows are of like
@@ -166,7 +166,7 @@ class Trainer:
             raise CheckpointError(
                 f"{path} is damaged ({reason}); delete it to start this run anew"
             ) from None
-        if state["recipe"] != self.recipe.to_json():
+        if from_json(state["recipe"]) != self.recipe:
             raise InputError(
                 f"{self.output} holds a run of another recipe; name another --output, or delete it"
             )
