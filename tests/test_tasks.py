@@ -5,12 +5,14 @@ import random
 import re
 from itertools import islice, pairwise
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdllm.errors import InputError
 from fastdllm.eval.scoring import extract_code, last_boxed, math_equal
+from fastdllm.eval.shapes import COLOURS
 from fastdllm.eval.task import GENERATED, Problem, generated
 
 # Of all held-out prompts. A change here is a change of the task: raise its version.
@@ -19,17 +21,18 @@ FINGERPRINTS = {
     "algebra": (1, "9e78282e7b920200"),
     "functions": (2, "c16cbfec75bfef60"),
     "lists": (1, "a09fd53abdde4df4"),
+    "shapes": (1, "2a19acecbfef3538"),
 }
 
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_held_out_problems_are_fixed_and_never_trained_on(name: str) -> None:
     task = generated(name)
-    prompts = [p.prompt for p in task.held_out()]
+    prompts = [p.prompt + p.key for p in task.held_out()]
     assert len(set(prompts)) == 1000
     whole = hashlib.sha256("\n".join(prompts).encode()).hexdigest()[:16]
     assert (task.version, whole) == FINGERPRINTS[name]
-    trained = {p.prompt for seed in range(2) for p in islice(task.stream(seed), 3000)}
+    trained = {p.prompt + p.key for seed in range(2) for p in islice(task.stream(seed), 3000)}
     assert not trained & set(prompts)
 
 
@@ -136,3 +139,27 @@ def test_bad_requests() -> None:
         p.check["kind"] for p in generated("lists").of_kind(generated("lists").held_out(50), "sort")
     } == {"sort"}
     assert generated("lists").of_kind([Problem("a", "b")], "") == [Problem("a", "b")]
+
+
+def test_what_is_said_of_a_picture_can_be_counted_in_it() -> None:
+    """Not from what was meant to be drawn: from the pixels."""
+    for problem in generated("shapes").held_out(300):
+        pixels = numpy.asarray(problem.images[0]).astype(int)
+        near = {
+            colour: (abs(pixels - numpy.array(rgb)).sum(axis=2) < 30)
+            for colour, rgb in COLOURS.items()
+        }
+        if problem.check["kind"] == "chart":
+            for colour, height in re.findall(r"The (\w+) bar is (\d) high", problem.answer):
+                rows = near[colour].any(axis=1).sum()
+                assert rows == 6 * int(height) + 1
+            continue
+        cells = {
+            colour: [mask[y : y + 16, x : x + 16].sum() for y in range(0, 64, 16)
+                     for x in range(0, 64, 16)]
+            for colour, mask in near.items()
+        }  # fmt: skip
+        for number, colour in re.findall(r"(\d+) (\w+) shapes?", problem.answer):
+            assert int(number) == sum(size > 20 for size in cells[colour])
+        for number, colour in re.findall(r"(\d+) (\w+) squares?", problem.answer):
+            assert int(number) == sum(size == 144 for size in cells[colour])

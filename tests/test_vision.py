@@ -20,9 +20,13 @@ from safetensors.torch import load_file
 from fastdllm import LLM, Generation, InputError
 from fastdllm.cache import Fresh, Policy, Range
 from fastdllm.denoise import CachedReader, Picture, Row, denoise
+from fastdllm.eval.task import generated
 from fastdllm.models.loading import load_model
 from fastdllm.models.transformer import Transformer
 from fastdllm.selection import Factor, Frechet, Full, Selector, TopK
+from fastdllm.training import objective, recipe
+from fastdllm.training.data import stack
+from fastdllm.training.train import start
 from fastdllm.vision.images import open_image
 from fastdllm.vision.tiles import best_canvas, count_tokens, cut
 
@@ -328,6 +332,51 @@ def test_a_bomb_is_not_unpacked(side: int) -> None:
     raw[29:33] = zlib.crc32(bytes(raw[12:29])).to_bytes(4, "big")
     with pytest.raises(InputError, match="too many pixels"):
         open_image(bytes(raw))
+
+
+# --- Training ----------------------------------------------------------------------------------
+
+
+def test_training_reads_a_picture_as_decoding_does(tmp_path: Path) -> None:
+    """The two ways in give the same logits, and gradients reach every part of the eyes."""
+    chosen = recipe.choose("tiny-llada-v", init="", tasks=[], data=None, values=[
+        "batch=2", "layers=2", "width=32", "mlp=32", "heads=2", "kv_heads=2",
+    ])  # fmt: skip
+    trainer = start(chosen, tmp_path, device=torch.device("cpu"))
+    examples = trainer.data.at(0)
+    ids, maskable = stack(examples, trainer.end_id)
+    noisy = torch.where(maskable, trainer.tokenizer.mask_id, ids)
+    seen = [(e.picture, e.at) for e in examples]
+    logits = objective.read(trainer.model, noisy, maskable, seen)
+    rows = []
+    for i, example in enumerate(examples):
+        one = trainer.model.eyes.embed([example.picture])[0].detach()
+        rows.append(
+            Row(i, noisy[i], maskable[i], Full(), 8, picture=Picture(torch.tensor(example.at), one))
+        )
+    reader = CachedReader(trainer.model, "none")
+    spots = [row.masked.nonzero()[:, 0] for row in rows]
+    again = reader.read(rows, reader.windows(rows), spots)
+    assert (logits - again).abs().max() < 1e-4
+    logits.square().mean().backward()
+    for name, parameter in trainer.model.named_parameters():
+        unread = "post_layernorm" in name
+        assert (parameter.grad is None or not parameter.grad.any()) == unread, name
+
+
+def test_a_trained_model_that_sees_is_a_checkpoint(tmp_path: Path) -> None:
+    chosen = recipe.choose("tiny-llada-v", init="", tasks=[], data=None, values=[
+        "steps=2", "batch=2", "layers=1", "width=32", "mlp=32", "heads=2", "kv_heads=2",
+    ])  # fmt: skip
+    trainer = start(chosen, tmp_path, device=torch.device("cpu"))
+    trainer.train_step()
+    trainer.save()
+    llm = LLM.load(tmp_path, device="cpu")
+    assert llm.model.config.eyes == trainer.model.config.eyes
+    problem = generated("shapes").held_out(1)[0]
+    done = llm.generate(problem.prompt, Generation(8, 8), images=problem.images)
+    assert done.usage.nfe >= 1
+    assert llm.tokenizer.mask_id == llm.mask_id
 
 
 # --- Caches ------------------------------------------------------------------------------------

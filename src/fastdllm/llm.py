@@ -60,6 +60,10 @@ class LLM:
         if tokenizer is not None:
             known_mask = tokenizer.mask_id if known_mask is None else known_mask
             known_ends = (*known_ends, *tokenizer.end_ids)
+        self.eyes = model.eyes if isinstance(model, Transformer) else None
+        if self.eyes is not None and tokenizer is not None:  # its config.json says none of it
+            known_mask, known_ends = tokenizer.id_of(MASK), (tokenizer.id_of(TURN_END),)
+            forbidden = forbidden or [tokenizer.id_of(name) for name in FORBIDDEN]
         mask = known_mask if mask_id is None else mask_id
         if mask is None:
             raise CheckpointError(
@@ -70,7 +74,6 @@ class LLM:
         self.end_ids = tuple(dict.fromkeys(ends))
         self.forbidden = (self.mask_id, *forbidden)
         """What is never proposed."""
-        self.eyes = model.eyes if isinstance(model, Transformer) else None
         self.drop_newline = True
         """What follows a picture loses its first token, as in LLaDA-V's own code."""
 
@@ -94,17 +97,9 @@ class LLM:
         model = load_model(folder, dtype, device, progress)
         if shift is not None:
             model.config = replace(model.config, shift=shift)
-        if model.eyes is None or tokenizer is None:
-            return cls(model, tokenizer, mask_id=mask_id, name=str(name))
-        model.cut_vocabulary(len(tokenizer))
-        return cls(
-            model,
-            tokenizer,
-            mask_id=tokenizer.id_of(MASK) if mask_id is None else mask_id,
-            end_ids=[tokenizer.id_of(TURN_END)],
-            forbidden=[tokenizer.id_of(name) for name in FORBIDDEN],
-            name=str(name),
-        )
+        if model.eyes is not None and tokenizer is not None:
+            model.cut_vocabulary(len(tokenizer))
+        return cls(model, tokenizer, mask_id=mask_id, name=str(name))
 
     # --- Generating ----------------------------------------------------------------------------
 

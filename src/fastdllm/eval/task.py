@@ -128,7 +128,7 @@ def _held_out(task: Generated) -> tuple[Problem, ...]:
     while len(found) < HELD_OUT:
         problem = task.make(rng)
         if problem.is_held_out:
-            found.setdefault(problem.prompt, problem)
+            found.setdefault(problem.fingerprint, problem)
     return tuple(found.values())
 
 
@@ -137,6 +137,7 @@ GENERATED = {
     "algebra": "algebra",
     "functions": "functions",
     "lists": "lists",
+    "shapes": "shapes",
 }
 BENCHMARKS = {
     "gsm8k": "gsm8k", "math": "math500", "humaneval": "humaneval", "mbpp": "mbpp",

@@ -11,8 +11,11 @@ from safetensors.torch import save_file
 from fastdllm.models.config import ModelConfig
 from fastdllm.models.families import FAMILIES, tensor_name
 from fastdllm.models.transformer import Transformer
+from fastdllm.vision.eyes import write_eyes
 
-ARCHITECTURES = {"llada": "LLaDAModelLM", "Dream": "DreamModel"}
+ARCHITECTURES = {
+    "llada": "LLaDAModelLM", "Dream": "DreamModel", "llava_llada": "LlavaLLaDAModelLM",
+}  # fmt: skip
 
 
 def write_config(config: ModelConfig) -> dict[str, Any]:
@@ -26,6 +29,8 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     raw |= {key: value for key, value in family.wanted.items() if key != "rope_scaling"}
     if config.family == "llada":
         raw["vocab_size"] = config.vocab
+    if config.eyes is not None:
+        raw |= write_eyes(config.eyes)
     if config.shift != family.switches["shift"]:
         raw["shift"] = config.shift
     ends = list(config.end_ids)

@@ -16,6 +16,9 @@ from torch import Tensor
 from fastdllm.errors import InputError
 from fastdllm.eval.task import Problem, generated
 from fastdllm.tokenizer import Tokenizer
+from fastdllm.vision.eyes import EyesConfig
+from fastdllm.vision.prompt import converse, encode
+from fastdllm.vision.tiles import Pixels, Size, count_tokens, cut
 
 Draw = Callable[[random.Random], Problem]
 """Where problems come from."""
@@ -28,6 +31,10 @@ class Example:
     ids: tuple[int, ...]
     prompt: int
     only: frozenset[int] = frozenset()
+    picture: "tuple[Pixels, Size] | None" = None
+    """The tiles of what stands in the prompt, and the size it had."""
+    at: tuple[int, ...] = ()
+    """Where it stands."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -96,10 +103,11 @@ class Data:
         context: int,
         seed: int,
         pretrain: bool = False,
+        eyes: EyesConfig | None = None,
     ) -> None:
         self.draw, self.tokenizer, self.end_id = draw, tokenizer, end_id
         self.batch, self.seed, self.pretrain = batch, seed, pretrain
-        self.canvas, self.context = canvas, context
+        self.canvas, self.context, self.eyes = canvas, context, eyes
         self.seen = self.too_long = self.counted = 0
 
     def at(
@@ -125,7 +133,7 @@ class Data:
     def _example(self, rng: random.Random, longest: int, draw: Draw) -> Example:
         for _ in range(1000):
             problem = draw(rng)
-            prompt = self.tokenizer.encode(self._wrap(problem.prompt))
+            prompt, picture, at = self._prompt(problem)
             answer = self.tokenizer.encode(problem.answer)
             if longest and len(prompt) + len(answer) >= longest:
                 continue
@@ -133,13 +141,28 @@ class Data:
             if len(answer) < self.canvas and len(prompt) + self.canvas <= self.context:
                 tail = 1 if longest else self._tail(rng, len(answer))
                 ids = prompt + answer + [self.end_id] * tail
-                return Example(tuple(ids), 0 if self.pretrain else len(prompt))
+                start = 0 if self.pretrain else len(prompt)
+                return Example(tuple(ids), start, picture=picture, at=tuple(at))
             self.too_long += 1
         wanted = f"has at most {longest} tokens" if longest else f"fits a canvas of {self.canvas}"
         raise InputError(
             f"of 1000 answers none {wanted} in a context of {self.context} tokens; "
             "try --set canvas=512"
         )
+
+    def _prompt(
+        self, problem: Problem
+    ) -> tuple[list[int], "tuple[Pixels, Size] | None", list[int]]:
+        """Ids; of a problem with a picture, that and where it stands too."""
+        if not problem.images:
+            return self.tokenizer.encode(self._wrap(problem.prompt)), None, []
+        if self.eyes is None:
+            raise InputError("a task with pictures wants a model that sees; try family=llava_llada")
+        c, image = self.eyes, problem.images[0]
+        text = self.tokenizer.chat(converse(problem.prompt, 1, None))
+        size = count_tokens(image.size, c.canvases, c.side, c.cells, c.most)
+        ids, at = encode(self.tokenizer, text, [size], drop_newline=True)
+        return ids, (cut(image, c.canvases, c.side), image.size), at
 
     def _wrap(self, prompt: str) -> str:
         if self.tokenizer.template and not self.pretrain:

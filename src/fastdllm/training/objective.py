@@ -11,6 +11,8 @@ states that decoding passes through:
     all      everything that may be masked is
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -18,10 +20,14 @@ from torch import Tensor
 
 from fastdllm.cache import Fresh
 from fastdllm.models.transformer import Transformer
+from fastdllm.vision.tiles import Pixels, Size
 
 Ids = Int[Tensor, "rows length"]
 Flags = Bool[Tensor, "rows length"]
 Chances = Float[Tensor, "rows length"]
+
+Seen = tuple[tuple[Pixels, Size], Sequence[int]]
+"""A picture and where it stands."""
 
 PATTERNS = ("random", "block", "prefix", "all")
 LEAST = 0.01
@@ -56,10 +62,20 @@ def strata(rows: int, generator: torch.Generator) -> Float[Tensor, " rows"]:
     return LEAST + (1 - LEAST) * places / rows
 
 
-def read(model: Transformer, noisy: Ids, masked: Flags) -> Float[Tensor, "masked vocab"]:
-    """The logits of the masked positions, row after row."""
+def read(
+    model: Transformer, noisy: Ids, masked: Flags, seen: Sequence[Seen | None] = ()
+) -> Float[Tensor, "masked vocab"]:
+    """The logits of the masked positions, row after row; `seen` is the picture of each row."""
     positions = torch.arange(noisy.shape[1], device=noisy.device).expand(noisy.shape)
-    hidden = model(noisy, positions, Fresh(None))
+    x = model.embed(noisy)
+    shown = [(i, one) for i, one in enumerate(seen) if one is not None]
+    if shown:
+        assert model.eyes is not None
+        parts = model.eyes.embed([picture for _, (picture, _) in shown])
+        rows = torch.cat([torch.full((len(at),), i) for i, (_, at) in shown]).to(x.device)
+        places = torch.tensor([p for _, (_, at) in shown for p in at], device=x.device)
+        x = x.index_put((rows, places), torch.cat(parts))
+    hidden = model.blocks_over(x, positions, Fresh(None))
     if model.config.shift:  # position i is read at i - 1; the first is never masked
         hidden, masked = hidden[:, :-1], masked[:, 1:]
     logits: Tensor = model.head(hidden[masked])
@@ -73,8 +89,13 @@ def weights(masked: Flags, chance: Chances) -> Chances:
 
 
 def loss(
-    model: Transformer, ids: Ids, noisy: Ids, masked: Flags, weight: Chances
+    model: Transformer,
+    ids: Ids,
+    noisy: Ids,
+    masked: Flags,
+    weight: Chances,
+    seen: Sequence[Seen | None] = (),
 ) -> Float[Tensor, ""]:
     """The weighted cross-entropy of the masked positions."""
-    logits = read(model, noisy, masked)
+    logits = read(model, noisy, masked, seen)
     return (F.cross_entropy(logits.float(), ids[masked], reduction="none") * weight[masked]).sum()

@@ -46,6 +46,9 @@ class Recipe:
     tied: bool = True
     """The head is the embedding: a small model learns sooner to say what it reads."""
     context: int = 1024
+    eyes: Mapping[str, int] = field(default_factory=dict)
+    """Of a model that sees: side and patch of a tile, canvases of `grid` tiles a side, and the
+    tower's width, layers, heads and mlp."""
     tasks: Mapping[str, float] = field(default_factory=dict)
     """The weight of each task."""
     data: str = ""
@@ -165,6 +168,7 @@ def _weighted(task: str) -> tuple[str, float]:
         raise InputError(f"--task {task}: '{weight}' is no weight; try {name}=2") from None
 
 
+EYES = ("side", "patch", "grid", "width", "layers", "heads", "mlp")
 CHOICES = {"mode": ("supervised", "pretrain"), "optimizer": ("adamw", "muon")}
 POSITIVE = (
     "layers", "width", "heads", "kv_heads", "mlp", "vocab", "context", "canvas", "block_size",
@@ -187,6 +191,10 @@ def _check(recipe: Recipe) -> None:
     for key in ("warmup", "decay", "ema"):
         if not _is_number(getattr(recipe, key)) or not 0 <= getattr(recipe, key) <= 1:
             raise InputError(f"{key} is {getattr(recipe, key)!r}; wanted a number in [0, 1]")
+    if recipe.eyes and set(recipe.eyes) != set(EYES):
+        raise InputError(f"eyes is {dict(recipe.eyes)!r}; wanted {', '.join(EYES)}")
+    if bool(recipe.eyes) != (recipe.family == "llava_llada") and not recipe.init:
+        raise InputError("a llava_llada model has eyes, and no other family does")
     _check_tasks(recipe.tasks)
     if not recipe.phases:
         raise InputError("phases is empty; leave it out for the paper's random masks")

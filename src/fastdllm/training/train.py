@@ -9,7 +9,7 @@ run that was killed goes on from its last state as if nothing had happened.
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from fastdllm.training.data import Data, Example, source, stack, texts
 from fastdllm.training.muon import Muon
 from fastdllm.training.objective import PATTERNS, chances, loss, strata, weights
 from fastdllm.training.recipe import Phase, Recipe, from_json
+from fastdllm.vision.eyes import EyesConfig
+from fastdllm.vision.prompt import TURN_END
 
 PIECE = 1024
 """Tokens a forward pass: few, so that they stay in the processor's caches and its rows are of like
@@ -44,10 +46,12 @@ def new_model(config: ModelConfig, seed: int) -> Transformer:
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             nn.init.zeros_(parameter)
+        elif name == "eyes.newline":
+            nn.init.normal_(parameter, std=0.02, generator=generator)
         elif parameter.ndim == 1:
             nn.init.ones_(parameter)
         else:
-            ends = name.endswith((".o.weight", ".down.weight"))
+            ends = name.endswith((".o.weight", ".down.weight", ".out_proj.weight", ".fc2.weight"))
             scale = 0.02 if not ends else 0.02 / (2 * config.layers) ** 0.5
             nn.init.normal_(parameter, std=scale, generator=generator)
     return model
@@ -67,7 +71,16 @@ def new_config(recipe: Recipe, tokenizer: Tokenizer) -> ModelConfig:
         family=r.family, layers=r.layers, width=r.width, heads=r.heads, kv_heads=r.kv_heads,
         head_dim=r.width // r.heads, mlp=r.mlp, vocab=len(tokenizer), context=r.context,
         eps=1e-5 if r.family == "llada" else 1e-6, theta=10_000.0, stored_dtype="float32",
-        tied=r.tied, mask_id=tokenizer.mask_id, end_ids=tokenizer.end_ids[:1], **switches,
+        tied=r.tied, mask_id=tokenizer.mask_id, end_ids=tokenizer.end_ids[:1],
+        eyes=_new_eyes(r.eyes) if r.eyes else None, **switches,
+    )  # fmt: skip
+
+
+def _new_eyes(shape: Mapping[str, int]) -> EyesConfig:
+    side, tiles = shape["side"], range(1, shape["grid"] + 1)
+    return EyesConfig(
+        shape["width"], shape["mlp"], shape["layers"], shape["heads"], side, shape["patch"],
+        tuple((side * i, side * j) for i in tiles for j in tiles), 4,
     )  # fmt: skip
 
 
@@ -79,7 +92,8 @@ class Optimizers:
         vectors: list[nn.Parameter] = []
         tables: list[nn.Parameter] = []
         for name, parameter in model.named_parameters():
-            kind = vectors if parameter.ndim == 1 else matrices if "blocks" in name else tables
+            inside = parameter.ndim == 2 and ("blocks" in name or "encoder" in name)
+            kind = vectors if parameter.ndim == 1 else matrices if inside else tables
             kind.append(parameter)
         decayed = tables if recipe.optimizer == "muon" else tables + matrices
         groups = [
@@ -129,11 +143,17 @@ class Trainer:
         """Since the last logged line; kept with the state, so that a resumed line is the same."""
         config = self.model.config
         self.data = Data(
-            draw, self.tokenizer, end_id=config.end_ids[0], batch=recipe.batch,
+            draw, self.tokenizer, end_id=self.end_id, batch=recipe.batch,
             canvas=recipe.canvas, context=config.context, seed=recipe.seed,
-            pretrain=recipe.mode == "pretrain",
+            pretrain=recipe.mode == "pretrain", eyes=config.eyes,
         )  # fmt: skip
         self._resume()
+
+    @property
+    def end_id(self) -> int:
+        """What an answer is padded with: what ends one when this family decodes."""
+        config = self.model.config
+        return config.end_ids[0] if config.eyes is None else self.tokenizer.id_of(TURN_END)
 
     # --- Setting up and resuming ---------------------------------------------------------------
 
@@ -238,7 +258,9 @@ class Trainer:
             ids, noisy, masked, weight = self._noised(
                 [examples[i] for i in part], rows, part, phase
             )
-            value = loss(self.model, ids, noisy, masked, weight)
+            mine = [examples[i] for i in part]
+            seen = [(e.picture, e.at) if e.picture else None for e in mine]
+            value = loss(self.model, ids, noisy, masked, weight, seen)
             value.backward()  # type: ignore[no-untyped-call]
             total += torch.stack((value.detach(), masked.sum()))
         gradients = [
@@ -272,7 +294,7 @@ class Trainer:
         """Ids, ids with masks, where those are, and what each weighs."""
         config = self.model.config
         assert config.mask_id is not None
-        ids, maskable = stack(examples, config.end_ids[0])
+        ids, maskable = stack(examples, self.end_id)
         maskable[:, 0] &= not config.shift  # nothing stands before it to read it at
         pattern, t, at, seeds = (rows[key][list(part)] for key in ("pattern", "t", "at", "seed"))
         pattern[torch.tensor([bool(e.only) for e in examples])] = PATTERNS.index("all")

@@ -38,6 +38,19 @@ DIALECTS = {
             "{% endif %}"
         ),
     ),
+    "llava_llada": Dialect(
+        end="<|endoftext|>",
+        mask="<|mdm_mask|>",
+        others=("<|startoftext|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        template=(  # a small model is not told what it is
+            "{% for message in messages if message['role'] != 'system' %}"
+            "{% if loop.first %}<|startoftext|>{% endif %}"
+            "<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n"
+            "{{ message['content'] | trim }}<|eot_id|>"
+            "{% endfor %}"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n"
+        ),
+    ),
     "Dream": Dialect(
         end="<|endoftext|>",
         mask="<|mask|>",

@@ -45,6 +45,22 @@ class EyesConfig:
         return self.side // self.patch
 
 
+def write_eyes(config: EyesConfig) -> dict[str, Any]:
+    """Keys of a config.json that `read_eyes` reads back as the same."""
+    return {
+        "mm_projector_type": "mlp2x_gelu", "mm_patch_merge_type": "spatial_unpad",
+        "mm_hidden_size": config.width, "mm_use_im_start_end": False,
+        "mm_use_im_patch_token": False,
+        "image_aspect_ratio": f"anyres_max_{config.most}" if config.most else "anyres",
+        "image_grid_pinpoints": [list(canvas) for canvas in config.canvases],
+        "vision_config": {
+            "hidden_size": config.width, "intermediate_size": config.mlp,
+            "num_hidden_layers": config.layers + 1, "num_attention_heads": config.heads,
+            "image_size": config.side, "patch_size": config.patch,
+        },
+    }  # fmt: skip
+
+
 def read_eyes(raw: Mapping[str, Any]) -> EyesConfig:
     """From a config.json; every other layout than the one LLaDA-V is run with is refused."""
     wanted = {
@@ -103,13 +119,20 @@ class Eyes(nn.Module):
         ).last_hidden_state
         return hidden
 
+    def embed(self, pictures: Sequence[tuple[Pixels, Size]]) -> list[Float[Tensor, "tokens width"]]:
+        """What stands in a prompt for each picture: its tiles, and the size it had."""
+        c = self.config
+        seen = self.projector(self.features(torch.cat([pixels for pixels, _ in pictures])))
+        parts = torch.split(seen, [len(pixels) for pixels, _ in pictures])
+        return [
+            arrange(part, self.newline, size, best_canvas(size, c.canvases), c.side, c.most)
+            for part, (_, size) in zip(parts, pictures, strict=True)
+        ]
+
     @torch.inference_mode()
     def look(self, image: "Image") -> Float[Tensor, "tokens width"]:
         """What stands in the prompt for a picture."""
-        c = self.config
-        seen = self.projector(self.features(cut(image, c.canvases, c.side)))
-        canvas = best_canvas(image.size, c.canvases)
-        return arrange(seen, self.newline, image.size, canvas, c.side, c.most)
+        return self.embed([(cut(image, self.config.canvases, self.config.side), image.size)])[0]
 
     @torch.inference_mode()
     def glance(self, images: Sequence["Image"]) -> list[Float[Tensor, "tokens width"]]:

@@ -1,0 +1,139 @@
+"""Shapes, for models that see: coloured shapes to count, compare and add, and small bar charts.
+
+[a picture of 64 x 64 pixels]  How many red squares are there?
+
+I see 3 red squares.
+#### 3
+
+[a chart]  How much taller is the red bar than the blue bar?
+
+The red bar is 7 high. The blue bar is 4 high. 7 - 4 = 3.
+#### 3
+"""
+
+import random
+from typing import TYPE_CHECKING
+
+from fastdllm.eval.task import Generated, Problem
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SIDE, CELLS = 64, 4
+COLOURS = {
+    "red": (220, 40, 40), "green": (40, 160, 60), "blue": (50, 80, 220), "yellow": (235, 200, 40),
+}  # fmt: skip
+FORMS = ("square", "circle", "triangle")
+Thing = tuple[str, str]
+"""A colour and a form."""
+
+
+def draw_shapes(things: list[Thing | None]) -> "Image":
+    """A grid of cells, each with a shape or empty, on white."""
+    from PIL import Image, ImageDraw
+
+    page = Image.new("RGB", (SIDE, SIDE), "white")
+    pen, size = ImageDraw.Draw(page), SIDE // CELLS
+    for i, thing in enumerate(things):
+        if thing is None:
+            continue
+        colour, form = thing
+        x, y = i % CELLS * size + 2, i // CELLS * size + 2
+        box = (x, y, x + size - 5, y + size - 5)
+        if form == "square":
+            pen.rectangle(box, fill=COLOURS[colour])
+        elif form == "circle":
+            pen.ellipse(box, fill=COLOURS[colour])
+        else:
+            top = (x + (size - 5) / 2, y)
+            pen.polygon([top, (box[2], box[3]), (x, box[3])], fill=COLOURS[colour])
+    return page
+
+
+def draw_bars(heights: dict[str, int]) -> "Image":
+    """A bar for each colour, from 1 to 9 high, over a line for every unit."""
+    from PIL import Image, ImageDraw
+
+    page = Image.new("RGB", (SIDE, SIDE), "white")
+    pen, width, unit = ImageDraw.Draw(page), SIDE // len(COLOURS), (SIDE - 2) // 9
+    for n in range(10):
+        y = SIDE - 1 - n * unit
+        pen.line((0, y, SIDE, y), fill=(215, 215, 215))
+    for i, (colour, height) in enumerate(heights.items()):
+        box = (i * width + 3, SIDE - 1 - height * unit, (i + 1) * width - 4, SIDE - 1)
+        pen.rectangle(box, fill=COLOURS[colour])
+    return page
+
+
+def some(count: int, name: str) -> str:
+    """A number of things.
+
+    >>> some(1, "red squares"), some(2, "shapes")
+    ('1 red square', '2 shapes')
+    """
+    return f"{count} {name if count != 1 else name.removesuffix('s')}"
+
+
+def make(rng: random.Random) -> Problem:
+    """One of the four kinds."""
+    kind = rng.choice(("count", "compare", "add", "chart"))
+    if kind == "chart":
+        return _chart(rng)
+    things: list[Thing | None] = [None] * CELLS**2
+    few = rng.sample(tuple(COLOURS), 2 if rng.random() < 0.5 else 3)
+    for i in rng.sample(range(CELLS**2), rng.randint(3, 12)):
+        things[i] = (rng.choice(few), rng.choice(FORMS))
+    shapes = [thing for thing in things if thing]
+    if kind == "count":
+        colour, form = rng.choice(shapes) if rng.random() < 0.8 else _any(rng)
+        number = shapes.count((colour, form))
+        said = f"I see {some(number, f'{colour} {form}s')}."
+        return _problem(kind, f"How many {colour} {form}s are there?", said, str(number), things)
+    one, other = rng.sample(FORMS if rng.random() < 0.5 else tuple(COLOURS), 2)
+    counts = [sum(name in thing for thing in shapes) for name in (one, other)]
+    words = [f"{name}s" if name in FORMS else f"{name} shapes" for name in (one, other)]
+    said = f"I see {some(counts[0], words[0])} and {some(counts[1], words[1])}."
+    if kind == "add":
+        total = sum(counts)
+        said += f" {counts[0]} + {counts[1]} = {total}."
+        asked = f"How many {words[0]} and {words[1]} are there together?"
+        return _problem(kind, asked, said, str(total), things)
+    more = "equal" if counts[0] == counts[1] else one if counts[0] > counts[1] else other
+    asked = f"Are there more {words[0]} or more {words[1]}?"
+    return _problem(kind, asked, said, more, things)
+
+
+def _any(rng: random.Random) -> Thing:
+    return rng.choice(tuple(COLOURS)), rng.choice(FORMS)
+
+
+def _chart(rng: random.Random) -> Problem:
+    heights = {colour: rng.randint(1, 9) for colour in COLOURS}
+    one, other = rng.sample(tuple(COLOURS), 2)
+    one, other = (one, other) if heights[one] >= heights[other] else (other, one)
+    a, b = heights[one], heights[other]
+    said = f"The {one} bar is {a} high."
+    if rng.random() < 0.4:
+        asked, result = f"How high is the {one} bar?", a
+    else:
+        asked, result = f"How much taller is the {one} bar than the {other} bar?", a - b
+        said += f" The {other} bar is {b} high. {a} - {b} = {a - b}."
+    return _problem("chart", asked, said, str(result), heights)
+
+
+def _problem(
+    kind: str, asked: str, said: str, result: str, shown: "list[Thing | None] | dict[str, int]"
+) -> Problem:
+    picture = draw_bars(shown) if isinstance(shown, dict) else draw_shapes(shown)
+    return Problem(
+        asked, f"{said}\n#### {result}", {"kind": kind, "result": result}, (picture,), repr(shown)
+    )
+
+
+def score(problem: Problem, text: str) -> bool:
+    """Whether what follows the last #### is the result."""
+    _, mark, after = text.rpartition("####")
+    return bool(mark) and after.strip() == problem.check["result"]
+
+
+TASK = Generated("shapes", 1, score, make=make)
