@@ -20,7 +20,7 @@ FINGERPRINTS = {
     "word-problems": (1, "9bf6b415396a62e2"),
     "algebra": (1, "9e78282e7b920200"),
     "functions": (2, "c16cbfec75bfef60"),
-    "lists": (1, "a09fd53abdde4df4"),
+    "lists": (2, "6ca9bc2b7ea4a55d"),
     "shapes": (1, "2a19acecbfef3538"),
 }
 

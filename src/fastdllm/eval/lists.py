@@ -20,10 +20,8 @@ import re
 from fastdllm.eval.task import Generated, Problem
 
 WORDS = (
-    "ant", "bear", "cat", "deer", "duck", "eel", "fish", "fox", "frog", "goat", "hare", "hawk",
-    "hen", "ibis", "lamb", "lion", "mole", "moth", "mouse", "newt", "otter", "owl", "pig", "pony",
-    "rat", "seal", "shark", "sheep", "snail", "swan", "tiger", "toad", "vole", "wasp", "wolf",
-    "wren", "yak", "zebra",
+    "ant", "bear", "cat", "deer", "eel", "fox", "goat", "hare", "ibis", "lamb", "mole", "newt",
+    "owl", "pig", "rat", "seal", "toad", "vole", "wolf", "yak",
 )  # fmt: skip
 HEADINGS = {
     "copy": "Here is the same list again:",
@@ -69,4 +67,4 @@ def score(problem: Problem, text: str) -> bool:
     return words == wanted and numbers == list(range(1, len(wanted) + 1))
 
 
-TASK = Generated("lists", 1, score, make=make)
+TASK = Generated("lists", 2, score, make=make)
