@@ -30,7 +30,7 @@ from fastdllm.generation import Generation
 from fastdllm.llm import LLM
 from fastdllm.models.loading import ZOO
 from fastdllm.training import recipe as recipes
-from fastdllm.training.run import read_metrics
+from fastdllm.training.run import plot, read_metrics
 
 RULES = ("full", "threshold:0.9", "threshold:0.5", "factor:0.75", "frechet:0.25")
 LEFT_TO_RIGHT = "left to right"
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("model", help="tiny-llada or tiny-dream")
     parser.add_argument("--run", type=Path, help="take the weights of this run first")
     parser.add_argument("--problems", type=int, default=1000)
-    parser.add_argument("--tasks", default=",".join(GENERATED))
+    parser.add_argument("--tasks", default="", help="with commas between; else all it was taught")
     parser.add_argument("--only-write", action="store_true", help="no measuring")
     arguments = parser.parse_args()
     folder = ZOO / arguments.model
@@ -53,10 +53,14 @@ def main() -> None:
     measured = Measured(folder)
     if not arguments.only_write:
         llm = LLM.load(folder, device="cpu")
-        for name in arguments.tasks.split(","):
+        for name in arguments.tasks.split(",") if arguments.tasks else taught(folder):
             measure(llm, name, arguments.problems, measured)
     (folder / "README.md").write_text(card(arguments.model, folder, measured.values))
     print(folder / "README.md")
+
+
+def taught(folder: Path) -> list[str]:
+    return list(json.loads((folder / "training.json").read_text())["recipe"]["tasks"])
 
 
 def take(run: Path, folder: Path) -> None:
@@ -73,6 +77,7 @@ def take(run: Path, folder: Path) -> None:
     }
     (folder / "training.json").write_text(json.dumps(about, indent=2) + "\n")
     shutil.copyfile(run / "metrics.jsonl", DOCS / "logs" / f"{folder.name}.jsonl")
+    plot(run)
     shutil.copyfile(run / "curve.svg", DOCS / "figures" / f"{folder.name}.svg")
 
 
