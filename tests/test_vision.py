@@ -56,6 +56,10 @@ def look(model: Transformer, name: str) -> torch.Tensor:
 # --- Seeing ------------------------------------------------------------------------------------
 
 
+def test_the_parameters_are_counted(model: Transformer) -> None:
+    assert model.config.parameters == sum(p.numel() for p in model.parameters())
+
+
 def test_pixels_and_features(model: Transformer) -> None:
     pixels = load_file(GOLDEN / "pixels.safetensors")
     features = load_file(GOLDEN / "features.safetensors")
@@ -78,6 +82,15 @@ def test_real_sizes() -> None:
         size = tuple(row["size_wh"])
         assert best_canvas(size, REAL) == tuple(row["best_resolution_wh"])
         assert count_tokens(size, REAL, 384, 27, 4) == row["image_tokens"]
+
+
+def test_another_grid() -> None:
+    """A checkpoint with tiles of 28 pixels, 4 x 4 features each, shrunk to nine tiles' worth."""
+    choices = [(28 * i, 28 * j) for i in range(1, 7) for j in range(1, 7)]
+    for image in INFO["tiny_b"]["images"].values():
+        size = tuple(image["size_wh"])
+        assert best_canvas(size, choices) == tuple(image["best_resolution_wh"])
+        assert count_tokens(size, choices, 28, 4, 9) == image["image_tokens"]
 
 
 @pytest.mark.slow

@@ -39,11 +39,12 @@ class ModelConfig:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the weights of the language model hold."""
+        """How many numbers the weights hold."""
         kv = self.kv_heads * self.head_dim
         q = self.heads * self.head_dim
         attention = self.width * (2 * q + 2 * kv) + (q + 2 * kv) * self.qkv_bias
         norms = 2 * self.width + 2 * self.head_dim * self.qk_norm
         embeddings = self.vocab * self.width * (1 if self.tied else 2)
         block = attention + 3 * self.width * self.mlp + norms
-        return self.layers * block + embeddings + self.width
+        eyes = self.eyes.parameters(self.width) if self.eyes else 0
+        return self.layers * block + embeddings + self.width + eyes

@@ -75,6 +75,11 @@ def describe(name: str, dtype: str, length: int, batch: int, block_size: int) ->
         "files": _files(folder),
         "stored as": config.stored_dtype,
     }
+    if (eyes := config.eyes) is not None:
+        rows["eyes"] = (
+            f"{eyes.layers} layers of width {eyes.width}, tiles of {eyes.side} pixels, "
+            f"{eyes.cells} x {eyes.cells} features each, {len(eyes.canvases)} canvases"
+        )
     memory = {
         f"weights, {kind}": price.weights,
         f"cache, {batch} x {length} positions": price.cache,

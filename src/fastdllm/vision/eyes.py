@@ -44,6 +44,13 @@ class EyesConfig:
         """Features along a side of a tile; pixels beyond the last whole patch are not seen."""
         return self.side // self.patch
 
+    def parameters(self, width: int) -> int:
+        """How many numbers the weights hold, in front of a language model of some width."""
+        w = self.width
+        layer = 4 * (w * w + w) + 2 * w * self.mlp + self.mlp + w + 4 * w
+        front = (3 * self.patch**2 + 1 + self.cells**2) * w
+        return front + self.layers * layer + 2 * w + (w + 1 + width + 1) * width + width
+
 
 def write_eyes(config: EyesConfig) -> dict[str, Any]:
     """Keys of a config.json that `read_eyes` reads back as the same."""
