@@ -340,7 +340,7 @@ def caption(about: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> lis
         "Compared with threshold 0.9 of the same task, canvas and cache, or the first row; p is "
         "McNemar's exact test.",
     ]
-    if about["paper"]:
+    if any(row[f"paper_{key}"] is not None for row in found for key in PRINTED):
         place, model = about["paper"]["from"], about["paper"]["model"]
         told.append(f"The paper's columns: {place}, {model} on an H100.")
     if any(row["shots"] is None and row["task"] in GENERATED for row in found):

@@ -207,7 +207,9 @@ def about(llm: LLM, task: Task, problems: Sequence[Problem], shots: int | None) 
 def machine() -> str:
     """Where a figure comes from, in a few words."""
     place = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-    return f"{place}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    count = torch.get_num_threads()
+    threads = f"{count} thread{'s' if count > 1 else ''}"
+    return f"{place}, {threads}, torch {torch.__version__}"
 
 
 # --- Running -----------------------------------------------------------------------------------
