@@ -15,7 +15,7 @@ from fastdllm.errors import InputError
 from fastdllm.eval import humaneval
 from fastdllm.eval.benchmark import Benchmark, read_rows
 from fastdllm.eval.scoring import extract_code, last_number, math_equal, same_number
-from fastdllm.eval.task import BENCHMARKS, Problem, get
+from fastdllm.eval.task import BENCHMARKS, Problem, generated, get
 
 DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 FOLDERS = {"gsm8k": "gsm8k", "math": "math500", "humaneval": "humaneval", "mbpp": "mbpp"}
@@ -81,6 +81,12 @@ GSM = Problem("", "", {"result": "1250"})
         ("The total is 1,250 dollars.\n\nI hope this helps!", True),
         ("1250%", True),
         ("#### 1250\n#### 7 was my first guess", True),
+        ("#### Step 1: multiply\n#### Answer: 1250", True),
+        ("#### 1250 (5 months at $250)", True),
+        ("#### 5 * 250 = 1250", True),
+        ("The answer is 1250. She has 3 ducks.", True),
+        ("\\boxed{1250}\nCheck: that is 5 times 250.", True),
+        ("#### \u22121250", False),
         ("#### 125", False),
         ("#### 1250.5", False),
         ("#### -1250", False),
@@ -105,6 +111,9 @@ def test_numbers_are_read_as_a_person_would(text: str, right: bool) -> None:
         (r"\frac{1}{2}", r"\boxed{\frac{1}{2}", True),
         ("42", "Final Answer: The final answer is $42$. I hope it is correct.", True),
         ("42", r"$\boxed{42\text{ apples}}$", True),
+        ("42", "The final answer is $42$. I hope my answer is correct.", True),
+        ("7", "The answer is 7. There are 3 others.", True),
+        ("5", r"\boxed{5}\boxed{}", True),
         ("42", "", False),
         ("x^2+1", r"\boxed{1+x^2}", True),
         ("10,000", r"\boxed{10000}", True),
@@ -136,7 +145,16 @@ CODE = Problem(
         (f"{CODE.check['prompt']}    return 2 * x\n", True),
         ("```\ndef twice(x):\n    return 2 * x", True),
         ("def check(f): pass\ndef twice(x): pass", False),
-        ("    return 2 * x\nimport os; os._exit(0)", False),
+        ("    import os; os._exit(0)\n    return 2 * x", False),
+        ("    return 2 * x\n\nThis doubles x.", True),
+        ("    return 2 * x\n\ndef main():\n    print(twice(", True),
+        ("```Python\ndef twice(x):\n    return x + x\n```", True),
+        ("```python\n    return 2 * x\n```", True),
+        (
+            "```python\ndef twice(x):\n    return x + x\n```\nOutput:\n```\n>>> twice(4)\n8\n```",
+            True,
+        ),
+        ("```bash\npip install x\n```\n```python\ndef twice(x):\n    return 2 * x\n```", True),
         ("", False),
     ],
 )
@@ -154,6 +172,9 @@ def test_no_text_crashes_a_scorer(text: str) -> None:
 
 
 def test_long_texts_do_not_hang_a_scorer() -> None:
+    for task in ("word-problems", "lists", "algebra", "shapes"):
+        for piece in ("#### " + "1" * 5000, "1" * 5000 + ". ant", "1. ant\n" * 3000):
+            generated(task).score(generated(task).held_out(1)[0], piece)
     for piece in ("1", "(", "\\boxed{", "{", "def f(", "####", "\n", "```python\n", "9^"):
         text = piece * 20_000
         get("gsm8k").score(GSM, text)
@@ -182,6 +203,7 @@ def test_bad_files(name: str, tmp_path: Path) -> None:
         (b"", "holds no rows"),
         (b"[1, 2]", "holds no rows"),
         (b"\xff\xff", "not UTF-8"),
+        (b"[" * 100_000, "not JSON"),
     ],
 )
 def test_bad_rows(raw: bytes, message: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from fastdllm import LLM, Generation, InputError
 from fastdllm.bench import report, reproduce
 from fastdllm.bench.drawings import draw
 from fastdllm.bench.sweep import area, frontier, grid
-from fastdllm.eval.report import as_json, table
+from fastdllm.eval.report import as_json, measure, table
 from fastdllm.eval.run import Sheet, about, ask, claim, describe, identity, read_lines, run, solve
 from fastdllm.eval.summary import Summary, mcnemar, wilson
 from fastdllm.eval.task import Problem, Task, generated
@@ -117,6 +117,31 @@ def test_a_folder_is_one_runs(llm: LLM, tmp_path: Path) -> None:
     (tmp_path / "new" / "run.json").write_text("{")
     with pytest.raises(InputError, match="is damaged"):
         claim(tmp_path / "new", facts)
+
+
+def test_a_claim_that_was_cut_short_is_made_again(llm: LLM, tmp_path: Path) -> None:
+    (tmp_path / "run.new").write_text('{"mod')
+    claim(tmp_path, about(llm, TASK, PROBLEMS, None))
+    claim(tmp_path, about(llm, TASK, PROBLEMS, None))
+    changed = [replace(PROBLEMS[0], answer="other"), *PROBLEMS[1:]]
+    with pytest.raises(InputError, match="run with data"):
+        claim(tmp_path, about(llm, TASK, changed, None))
+    (tmp_path / "run.json").write_text("[]")
+    with pytest.raises(InputError, match="damaged"):
+        claim(tmp_path, about(llm, TASK, PROBLEMS, None))
+
+
+def test_the_same_rule_twice_is_asked_once(llm: LLM, tmp_path: Path) -> None:
+    sheets = measure(llm, TASK, PROBLEMS, PROBLEMS, [SHORT, SHORT], 4, tmp_path)
+    assert len(sheets) == 1
+    (file,) = tmp_path.glob("*.jsonl")
+    assert len(file.read_text().splitlines()) == len(PROBLEMS)
+
+
+def test_an_instruct_model_is_asked_in_chat(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ask(llm, PROBLEMS[0], chat=False) == PROBLEMS[0].prompt
+    monkeypatch.setattr(llm, "name", "LLaDA-8B-Instruct")
+    assert ask(llm, PROBLEMS[0], chat=False) == [{"role": "user", "content": PROBLEMS[0].prompt}]
 
 
 def test_other_weights_are_another_model(llm: LLM, folder: Path) -> None:
@@ -357,7 +382,7 @@ def test_an_experiment_is_measured_written_and_drawn(llm: LLM, tmp_path: Path, n
     written = reproduce.write(name, llm, found, more, tmp_path)
     written += draw(name, found, "title", tmp_path, more)
     assert all(path.stat().st_size > 100 for path in written)
-    assert len(written) == (5 if name.startswith("fig") else 3)
+    assert len(written) == 5
     assert (tmp_path / f"{name}.md").read_text().count("\n| ") == len(rows) + 1
     for row, sheet in zip(found, sheets, strict=True):
         assert row["count"] == len(sheet.lines) == 2

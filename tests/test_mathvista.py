@@ -71,6 +71,13 @@ def test_mathvista_is_read_and_gold_answers_are_right(tmp_path: Path) -> None:
             other = "A" if letter != "A" else "B"
             if p.check["choices"][ord(other) - 65] != p.answer:
                 assert not task.score(p, f"Answer: ({other})")
+    for text in (
+        "A diagram is shown, and I cannot determine the result.",
+        "I think it cannot be determined.",
+        "None of this helps.",
+        "Answer: unknown",
+    ):
+        assert sum(task.score(p, text) for p in problems) <= 2, text
     with pytest.raises(InputError, match=r"no picture .*--images"):
         chosen("mathvista", DATA / "mathvista", None, 3, "", False)
 
@@ -96,7 +103,7 @@ def test_no_answer_breaks_the_rules(text: str) -> None:
             {"kind": kind, "answer_type": answer_type, "choices": options, "precision": 1},
         )  # fmt: skip
         mathvista.score(problem, text)
-    mathverse.score(Problem("?", "B", {"kind": "multi-choice", "choices": {"A": "1"}}), text)
+    mathverse.score(Problem("?", "B", {"type": "multi-choice", "choices": {"A": "1"}}), text)
 
 
 @pytest.mark.parametrize(
@@ -107,12 +114,19 @@ def test_no_answer_breaks_the_rules(text: str) -> None:
         ("multi-choice", "B", "Answer: 60°", True),
         ("multi-choice", "B", "Answer: (C)", False),
         ("multi-choice", "B", "", False),
+        ("multi-choice", "B", "The answer is **B**.", True),
+        ("multi-choice", "B", r"Answer: \boxed{B}", True),
+        ("multi-choice", "B", "The correct answer is option B", True),
+        ("multi-choice", "B", "Answer: B, since it is", True),
+        ("multi-choice", "A", "A circle passes through it", False),
+        ("multi-choice", "A", "The answer is a circle", False),
+        ("free-form", "12°", "The answer is 12 degrees", True),
         ("free-form", r"\frac{1}{2}", "The answer is 0.5", True),
         ("free-form", "12", "The answer is 13", False),
     ],
 )
 def test_mathverse_by_rules(kind: str, answer: str, text: str, right: bool) -> None:
-    problem = Problem("?", answer, {"kind": kind, "choices": {"A": "40°", "B": "60°", "C": "1"}})
+    problem = Problem("?", answer, {"type": kind, "choices": {"A": "40°", "B": "60°", "C": "1"}})
     assert mathverse.score(problem, text) is right
 
 
@@ -136,6 +150,8 @@ class Server:
                 outer.keys.append(self.headers.get("Authorization"))
                 code, text = outer.script.pop(0) if outer.script else (200, outer.reply)
                 self.send_response(code)
+                if code == 302:
+                    self.send_header("Location", text + "/chat/completions")
                 self.end_headers()
                 if code == 200 and text == "<junk>":
                     self.wfile.write(b"<html>")
@@ -181,7 +197,7 @@ def test_a_judge_that_fails_is_never_right(server: Server, tmp_path: Path) -> No
     judge = Judge(server.url, "m", tmp_path / "replies.jsonl", pause=0.001)
     server.script = [(400, "")]
     found = judged(judge, mathvista.TASK, [problem], lines)
-    assert (found.right, found.failed, found.count) == (0, 1, 1)
+    assert (found.right, found.failed, len(found.verdicts)) == (0, 1, 1)
     assert server.asked == 1  # it will not change its mind
     found = judged(judge, mathvista.TASK, [problem], lines)
     assert (found.right, found.failed) == (1, 0)
@@ -192,13 +208,14 @@ def test_a_judge_that_fails_is_never_right(server: Server, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("reply", "right", "failed"), [("1", 1, 0), ("0", 0, 0), ("yes, 1", 0, 1), ("", 0, 1)]
+    ("reply", "right", "failed"),
+    [("1", 1, 0), ("0", 0, 0), ("yes, 1", 0, 1), ("", 0, 1), ("Judgement: 1.", 1, 0)],
 )
 def test_verdicts_of_mathverse(
     server: Server, tmp_path: Path, reply: str, right: int, failed: int
 ) -> None:
     server.reply = reply
-    problem = Problem("?", "B", {"kind": "multi-choice", "choices": {}})
+    problem = Problem("?", "B", {"type": "multi-choice", "choices": {}})
     lines = {problem.fingerprint: {"text": "B, I think"}}
     judge = Judge(server.url, "m", tmp_path / "replies.jsonl", pause=0.001)
     found = judged(judge, mathverse.TASK, [problem], lines)
@@ -216,6 +233,29 @@ def test_the_key_is_sent_and_written_nowhere(
     assert server.keys == ["Bearer secret-key"] * 2
     told = "".join(capfd.readouterr()) + judge.trouble + (tmp_path / "replies.jsonl").read_text()
     assert "secret" not in told
+
+
+@pytest.mark.parametrize(
+    ("reply", "right"),
+    [("NONE", 0), ("None.", 0), ("N/A", 0), ("no answer", 0), ("The model gives no answer.", 0),
+     ("B", 1), ("B.", 1), ("(B) no", 1), ("no", 1), ("A", 0)],
+)  # fmt: skip
+def test_what_a_judge_reads_out(server: Server, reply: str, right: int) -> None:
+    server.reply = reply
+    check = {"kind": "multi_choice", "answer_type": "text", "choices": ["yes", "no"]}
+    problem = Problem("Which?", "no", {**check, "precision": None})
+    lines = {problem.fingerprint: {"text": "It depends on the light."}}
+    assert judged(Judge(server.url, "m"), mathvista.TASK, [problem], lines).right == right
+
+
+def test_the_key_goes_nowhere_else(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Server()
+    monkeypatch.setenv("FASTDLLM_JUDGE_KEY", "secret-key")
+    server.script = [(302, other.url)]
+    assert Judge(server.url, "m", pause=0.001).ask("?") is None
+    assert other.asked == 0
+    other.http.shutdown()
+    other.http.server_close()
 
 
 def test_nobody_at_the_address() -> None:

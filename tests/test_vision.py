@@ -192,8 +192,8 @@ def test_the_vocabulary_is_the_tokenizers(llm: LLM) -> None:
 
 def test_a_prompt_is_the_recorded_one(llm: LLM) -> None:
     name = "img0_landscape_97x61"
-    settings = Generation(8, 8)
-    row = llm.row("What is x? (A) 1 (B) 2", settings, images=[picture(name)], think=True)
+    settings = Generation(8, 8, think=True)
+    row = llm.row("What is x? (A) 1 (B) 2", settings, images=[picture(name)])
     wanted, seen = prompt(llm.model, name, "p1_template")
     assert row.ids[:-8].tolist() == wanted
     assert row.picture.at.tolist() == seen.at.tolist()
@@ -227,6 +227,8 @@ def test_pictures_by_path_bytes_and_pil_in_batches_and_alone(llm: LLM) -> None:
         ["How many?", "How many?"], settings, images=[[open_image(path)], [wide]], trace=True
     )
     assert both[0].tokens == alone.tokens
+    each = llm.generate(["How many?", "How many?"], settings, images=[str(path), wide])
+    assert [d.tokens for d in each] == [d.tokens for d in both]
     assert both[1].usage.prompt_tokens > alone.usage.prompt_tokens
     assert len(both[0].trace.steps) == both[0].usage.nfe
 
@@ -270,8 +272,8 @@ def test_the_command_looks_at_a_picture(llm: LLM) -> None:
     common = ["--model", llm.name, "--max-tokens", "16", "--block-size", "8", "--cache", "prefix:4"]
     done = command("generate", "How many?", "--image", path, "--think", *common)
     assert done.returncode == 0, done.stderr
-    settings = Generation(16, 8, "frechet:0.25", "prefix:4")
-    wanted = llm.generate("How many?", settings, images=[path], think=True)
+    settings = Generation(16, 8, "frechet:0.25", "prefix:4", think=True)
+    wanted = llm.generate("How many?", settings, images=path)
     assert done.stdout.rstrip("\n") == wanted.text.rstrip("\n")
     bad = command("generate", "How many?", "--image", str(Path(__file__)), *common)
     assert bad.returncode == 2
@@ -303,6 +305,8 @@ def test_odd_pictures_are_seen_as_a_person_sees_them() -> None:
     assert open_image(encoded(red.convert("CMYK"), "JPEG")).getpixel((2, 2))[0] > 240
     deep = Image.fromarray(numpy.full((4, 6), 32768, dtype=numpy.uint16))
     assert open_image(encoded(deep)).getpixel((0, 0)) == (127, 127, 127)
+    bright = Image.fromarray(numpy.full((4, 6), 0.5, dtype=numpy.float32))
+    assert open_image(bright).getpixel((0, 0)) == (127, 127, 127)
     clear = Image.new("RGBA", (3, 3), (255, 0, 0, 0))
     assert open_image(encoded(clear)).getpixel((1, 1)) == (255, 255, 255)
     exif = Image.Exif()
@@ -375,6 +379,30 @@ def test_training_reads_a_picture_as_decoding_does(tmp_path: Path) -> None:
     for name, parameter in trainer.model.named_parameters():
         unread = "post_layernorm" in name
         assert (parameter.grad is None or not parameter.grad.any()) == unread, name
+
+
+def test_text_as_it_stands_is_left_as_it_stands(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("Plain text")
+    assert llm.row("Plain text", Generation(8, 8)).ids[:-8].tolist() == ids
+    with pytest.raises(InputError, match="prompt is empty"):
+        llm.row([], Generation(8, 8))
+    with pytest.raises(InputError, match="content"):
+        llm.row([{"role": "user", "content": [1]}], Generation(8, 8))
+
+
+def test_a_very_long_picture_is_glanced_at(llm: LLM) -> None:
+    long = Image.new("RGB", (60_000, 3), "green")
+    assert [len(seen) for seen in llm.eyes.glance([long, long])] == [36, 36]
+
+
+def test_a_checkpoint_that_sees_is_trained_on(llm: LLM, tmp_path: Path) -> None:
+    chosen = recipe.choose("", init=llm.name, tasks=["shapes"], data=None, values=[
+        "steps=2", "batch=2", "canvas=64", "family=llava_llada",
+    ])  # fmt: skip
+    trainer = start(chosen, tmp_path, device=torch.device("cpu"))
+    trainer.train_step()
+    trainer.save()
+    assert LLM.load(tmp_path, device="cpu").mask_id == MASK
 
 
 def test_a_trained_model_that_sees_is_a_checkpoint(tmp_path: Path) -> None:

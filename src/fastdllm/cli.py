@@ -58,6 +58,7 @@ Select = Annotated[str, typer.Option(help="The rule; `fastdllm rules` lists them
 Cache = Annotated[str, typer.Option(help="none, prefix, dual, or prefix:32 to refresh it.")]
 MaxTokens = Annotated[int, typer.Option(help="New tokens at most.")]
 BlockSize = Annotated[int, typer.Option(help="Tokens in a block.")]
+Think = Annotated[bool | None, typer.Option(help="Ask a LLaDA-V model to reason first, or not to.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 MaskId = Annotated[int | None, typer.Option(help="If the checkpoint does not name its mask token.")]
@@ -85,9 +86,7 @@ def generate(
     image: Annotated[
         list[Path] | None, typer.Option(help="A picture to ask about; repeat it for more.")
     ] = None,
-    think: Annotated[
-        bool | None, typer.Option(help="Ask a LLaDA-V model to reason first, or not to.")
-    ] = None,
+    think: Think = None,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template around the prompt.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show the canvas filling in.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Save every step to this file.")] = None,
@@ -102,24 +101,26 @@ def generate(
     """
     from fastdllm.generation import Generation
     from fastdllm.tokenizer import HOLE
+    from fastdllm.vision.images import open_image
 
     settings = Generation(
         max_tokens, block_size, select, cache, temperature, top_p, top_k, seed,
-        tuple(stop or ()), early_stop,
+        tuple(stop or ()), early_stop, think,
     )  # fmt: skip
     text = _text(sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt))
     if not text.strip():
         raise InputError("the prompt is empty; write it after `generate`, or pipe it in")
     if trace is not None and not trace.absolute().parent.is_dir():
         raise InputError(f"there is no folder {trace.parent} to save the trace in; make it first")
-    llm = _load(model, dtype, device, mask_id, shift)
     if image and (raw or HOLE.search(text)):
         raise InputError("images stand in a chat turn; leave out --raw and [MASK:n]")
+    pictures = [open_image(path) for path in image or ()]  # a bad one is named before the wait
+    llm = _load(model, dtype, device, mask_id, shift)
     if HOLE.search(text):
         done = llm.infill(text, settings, trace=trace is not None)
         print(done.text)
     else:
-        row = llm.row(_prompt(llm, text, raw), settings, images=image or (), think=think)
+        row = llm.row(_prompt(llm, text, raw), settings, images=pictures)
         done = _answer(llm, row, settings, watch, trace is not None)
     _report(done)
     if trace is not None and done.trace is not None:
@@ -134,10 +135,8 @@ def _text(raw: bytes) -> str:
         raise InputError(f"the prompt is not UTF-8 text: {error}") from None
 
 
-def _prompt(llm: "LLM", text: str, raw: bool) -> "str | list[int] | list[Message]":
+def _prompt(llm: "LLM", text: str, raw: bool) -> "str | list[Message]":
     """A chat turn if the checkpoint chats."""
-    if raw and llm.eyes is not None and llm.tokenizer is not None:
-        return llm.tokenizer.encode(text)  # as text it would become a chat turn
     if raw or llm.tokenizer is None or not llm.tokenizer.template:
         return text
     turn: list[Message] = [{"role": "user", "content": text}]
@@ -204,6 +203,7 @@ def chat(
     cache: Cache = "prefix",
     max_tokens: MaxTokens = 256,
     block_size: BlockSize = 32,
+    think: Think = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
     mask_id: MaskId = None,
@@ -213,7 +213,7 @@ def chat(
     from fastdllm.generation import Generation
     from fastdllm.viz.chat import converse
 
-    settings = Generation(max_tokens, block_size, select, cache)
+    settings = Generation(max_tokens, block_size, select, cache, think=think)
     converse(_load(model, dtype, device, mask_id, shift), settings)
 
 
@@ -234,6 +234,9 @@ def train(
     save_every: Annotated[int, typer.Option(min=1, help="Steps between states.")] = 200,
     eval_every: Annotated[int, typer.Option(min=0, help="Steps between evaluations.")] = 0,
     eval_count: Annotated[int, typer.Option(min=1, help="Held-out problems of each.")] = 32,
+    allow_code_execution: Annotated[
+        bool, typer.Option("--allow-code-execution", help="Evaluate tasks that run what it wrote.")
+    ] = False,
 ) -> None:
     """Train a masked diffusion model, from scratch or from a checkpoint.
 
@@ -261,6 +264,7 @@ def train(
         save_every=save_every,
         eval_every=eval_every,
         eval_count=eval_count,
+        code=allow_code_execution,
     )
 
 
@@ -328,8 +332,8 @@ def demo(
 TaskName = Annotated[
     str,
     typer.Option(
-        help="word-problems, algebra, functions, lists; gsm8k, math, humaneval, mbpp; mathvista, "
-        "mathverse."
+        help="word-problems, algebra, functions, lists, shapes; gsm8k, math, humaneval, mbpp, "
+        "mathvista or mathverse."
     ),
 ]
 Limit = Annotated[int | None, typer.Option(help="The first so many problems; else all.")]
@@ -364,6 +368,7 @@ def evaluate(
     batch_size: BatchSize = 32,
     max_tokens: MaxTokens = 256,
     block_size: BlockSize = 32,
+    think: Think = None,
     kind: Kind = "",
     output: Output = None,
     judge_url: Annotated[
@@ -399,7 +404,7 @@ def evaluate(
         if not judge_url or not judge_model or known.judge is None:
             raise InputError("a judge wants --judge-url, --judge-model and a task that asks one")
         judge = Judge(judge_url, judge_model, output and output / "judge" / "replies.jsonl")
-    base = Generation(max_tokens, block_size, stop=known.stop)
+    base = Generation(max_tokens, block_size, stop=known.stop, think=think)
     settings = [
         replace(base, select=rule, cache=name)
         for rule in parse_many(select)
@@ -413,21 +418,25 @@ def evaluate(
     Console().print(table(title, sheets))
     last = {"model": llm.name, "task": task, "kind": kind, "metric": known.metric}
     results = as_json(sheets)
-    if groups := by_group(problems, sheets):
+    verdicts = []
+    for sheet, result in zip(sheets, results, strict=True):
+        if judge is None:
+            break
+        found = judged(judge, known, problems, sheet.lines)
+        verdicts.append(found.verdicts)
+        result["judged"] = {"by": judge_model, **found.as_json()}
+        failed = f"; {found.failed} failed ({judge.trouble}), counted as wrong"
+        print(
+            f"{sheet.settings.rule}, {sheet.settings.cache}: {found.accuracy:.1%} judged by "
+            f"{judge_model} in our words{failed if found.failed else ''}"
+        )
+    if groups := by_group(problems, sheets, verdicts):
         Console().print(group_table(groups))
-    if judge is not None:
-        for sheet, result in zip(sheets, results, strict=True):
-            found = judged(judge, known, problems, sheet.lines)
-            result["judged"] = found.as_json()
-            print(
-                f"{sheet.settings.rule}, {sheet.settings.cache}: {found.accuracy:.1%} judged by "
-                f"{judge_model}"
-                + (
-                    f"; {found.failed} judgements failed ({judge.trouble}) and count as wrong"
-                    if found.failed
-                    else ""
-                )
-            )
+    if verdicts and output is not None:
+        (output / "judge" / "results.json").write_text(
+            json.dumps({"judge": judge_model, "results": results, "groups": groups}, indent=2)
+            + "\n"
+        )
     print(json.dumps({**last, "results": results, "groups": groups}))
 
 
@@ -442,11 +451,13 @@ def sweep(
     cache: Cache = "prefix",
     limit: Limit = None,
     data: Data = None,
+    images: Images = None,
     shots: Shots = None,
     allow_code_execution: AllowCode = False,
     batch_size: BatchSize = 32,
     max_tokens: MaxTokens = 256,
     block_size: BlockSize = 32,
+    think: Think = None,
     kind: Kind = "",
     dtype: Dtype = "auto",
     device: Device = "auto",
@@ -461,15 +472,16 @@ def sweep(
 
     from rich.console import Console
 
-    from fastdllm.bench.drawings import draw
+    from fastdllm.bench.drawings import check, draw
     from fastdllm.bench.sweep import areas, grid, points
     from fastdllm.eval.report import measure, table
     from fastdllm.eval.task import chosen
     from fastdllm.generation import Generation
     from fastdllm.team import Team
 
-    known, every, problems = chosen(task, data, shots, limit, kind, allow_code_execution)
-    base = Generation(max_tokens, block_size, cache=cache, stop=known.stop)
+    check()
+    known, every, problems = chosen(task, data, shots, limit, kind, allow_code_execution, images)
+    base = Generation(max_tokens, block_size, cache=cache, stop=known.stop, think=think)
     settings = [replace(base, select=rule) for rule in ["full", *grid(rules.split(","))]]
     llm = _load(model, dtype, device)
     sheets = measure(llm, known, every, problems, settings, batch_size, output, shots)
@@ -517,10 +529,11 @@ def reproduce(
     import json
 
     from fastdllm.bench import reproduce as paper
-    from fastdllm.bench.drawings import draw
+    from fastdllm.bench.drawings import check, draw
     from fastdllm.eval.task import get
     from fastdllm.team import Team
 
+    check()
     names = paper.names(name, embedded=not model)
     todo = {one: paper.cells(one, embedded=not model) for one in names}
     for task in {cell.task for rows in todo.values() for cell in rows}:

@@ -39,6 +39,8 @@ class Generation:
     """Text that ends the completion, and is not part of it."""
     early_stop: bool = True
     """Stop at the end of text; off for the fixed-length setting of the paper."""
+    think: bool | None = None
+    """Ask a LLaDA-V model to reason first, or not to; None says nothing of it."""
 
     def __post_init__(self) -> None:
         if isinstance(self.select, str):

@@ -17,8 +17,8 @@ from fastdllm.models.loading import Progress, find_folder, load_model
 from fastdllm.models.transformer import Transformer
 from fastdllm.tokenizer import Message, Tokenizer, split_holes, stable
 from fastdllm.tracing import Trace
-from fastdllm.vision.images import Source
-from fastdllm.vision.prompt import FORBIDDEN, MASK, TURN_END, converse, encode
+from fastdllm.vision.images import Source, as_list
+from fastdllm.vision.prompt import converse, encode, special_ids
 
 Prompt = str | Sequence[int] | Tensor | Sequence[Message]
 """Text as it stands, token ids, or chat messages."""
@@ -61,9 +61,9 @@ class LLM:
             known_mask = tokenizer.mask_id if known_mask is None else known_mask
             known_ends = (*known_ends, *tokenizer.end_ids)
         self.eyes = model.eyes if isinstance(model, Transformer) else None
-        if self.eyes is not None and tokenizer is not None:  # its config.json says none of it
-            known_mask, known_ends = tokenizer.id_of(MASK), (tokenizer.id_of(TURN_END),)
-            forbidden = forbidden or [tokenizer.id_of(name) for name in FORBIDDEN]
+        if self.eyes is not None and tokenizer is not None:
+            known_mask, known_ends, never = special_ids(tokenizer)
+            forbidden = forbidden or never
         mask = known_mask if mask_id is None else mask_id
         if mask is None:
             raise CheckpointError(
@@ -105,36 +105,34 @@ class LLM:
 
     @overload
     def generate(
-        self, prompt: str, settings: Generation = ..., *, images: Sequence[Source] = ...,
-        think: bool | None = ..., trace: bool = ...,
-    ) -> Completion: ...  # fmt: skip
+        self, prompt: str, settings: Generation = ..., *, images: Any = ..., trace: bool = ...
+    ) -> Completion: ...
     @overload
     def generate(
-        self, prompt: Any, settings: Generation = ..., *, images: Sequence[Any] = ...,
-        think: bool | None = ..., trace: bool = ...,
-    ) -> Any: ...  # fmt: skip
+        self, prompt: Any, settings: Generation = ..., *, images: Any = ..., trace: bool = ...
+    ) -> Any: ...
     def generate(
         self,
         prompt: Any,
         settings: Generation | None = None,
         *,
-        images: Sequence[Any] = (),
-        think: bool | None = None,
+        images: Any = (),
         trace: bool = False,
     ) -> Any:
         """A completion for a prompt, or a list of them for a list of prompts, decoded together.
 
-        `images` are paths, bytes or PIL images, of a list of prompts a list for each. `think`
-        asks a model that knows the switch to reason first, or not to.
+        `images` are paths, bytes or PIL images: one, a list, or of several prompts one or a list
+        for each.
         """
         many = _is_many(prompt)
         prompts = list(prompt) if many else [prompt]
-        pictures = list(images) if many and images else [list(images)] * len(prompts)
+        pictures = [as_list(one) for one in as_list(images)] if many else [as_list(images)]
+        pictures = pictures or [[]] * len(prompts)
         if len(pictures) != len(prompts):
-            raise InputError(f"{len(prompts)} prompts have {len(pictures)} lists of images")
+            raise InputError(f"{len(prompts)} prompts have images for {len(pictures)}; wanted each")
         settings = settings or Generation()
         rows = [
-            self.row(p, settings, number, images=seen, think=think)
+            self.row(p, settings, number, images=seen)
             for number, (p, seen) in enumerate(zip(prompts, pictures, strict=True))
         ]
         done = self._complete(rows, settings, trace)
@@ -192,12 +190,11 @@ class LLM:
         number: int = 0,
         *,
         images: Sequence[Source] = (),
-        think: bool | None = None,
     ) -> Row:
-        """A canvas: the prompt, then `max_tokens` masks."""
+        """A canvas: the prompt, then `max_tokens` masks. Text with images is a chat turn."""
         picture = None
-        if images or (self.eyes is not None and _is_text(prompt)):
-            ids, picture = self._seen(prompt, images, think)
+        if images or (self.eyes is not None and _is_chat(prompt)):
+            ids, picture = self._seen(prompt, images, settings.think)
         else:
             ids = self._ids(prompt)
         if not ids:
@@ -253,7 +250,7 @@ class LLM:
         """The ids of a prompt with pictures, and what stands where they are."""
         if self.eyes is None:
             raise InputError(f"{self.name} reads text only; images want a LLaDA-V checkpoint")
-        if self.tokenizer is None or not _is_text(prompt):
+        if self.tokenizer is None or not (isinstance(prompt, str) or _is_chat(prompt)):
             raise InputError("images go with text or chat messages, and want a tokenizer")
         text = self.tokenizer.chat(converse(prompt, len(images), think))  # type: ignore[arg-type]
         seen = self.eyes.see(images) if images else []
@@ -375,11 +372,10 @@ class Run:
         )
 
 
-def _is_text(prompt: Any) -> bool:
-    """Text or messages, not token ids."""
-    if isinstance(prompt, str):
-        return True
-    return isinstance(prompt, list | tuple) and all(isinstance(p, Mapping) for p in prompt)
+def _is_chat(prompt: Any) -> bool:
+    """Messages, not text or token ids."""
+    listed = isinstance(prompt, list | tuple) and bool(prompt)
+    return listed and all(isinstance(p, Mapping) for p in prompt)
 
 
 def _is_many(prompt: Any) -> bool:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fastdllm.errors import InputError
+
 Rows = Sequence[Mapping[str, Any]]
 MARKERS = {"none": "o", "prefix": "s", "dual": "^"}
 COLOURS = {"full": "#666666", "threshold": "#d95f02", "factor": "#7570b3", "frechet": "#1b9e77"}
@@ -99,6 +101,30 @@ def scatter(axes: Any, rows: Rows, more: Mapping[str, Any]) -> None:
     axes[0].legend(frameon=False, fontsize=7)
 
 
+def bars(axes: Any, rows: Rows, more: Mapping[str, Any]) -> None:
+    """A table at a glance: accuracy, and tokens for each pass, of every row."""
+    names = [f"{r['task']} {r['max_tokens']} {r['cache']}" for r in rows]
+    places = list(dict.fromkeys(names))
+    rules = list(dict.fromkeys(str(r["select"]) for r in rows))
+    width = 0.8 / len(rules)
+    for axis, key, label in (
+        (axes[0], "accuracy", "accuracy, %"),
+        (axes[1], "tokens_per_nfe", "tokens/NFE"),
+    ):
+        for k, rule in enumerate(rules):
+            mine = [(places.index(n), r) for n, r in zip(names, rows, strict=True)
+                    if r["select"] == rule]  # fmt: skip
+            axis.barh(
+                [i + width * (k - (len(rules) - 1) / 2) for i, _ in mine],
+                [r[key] for _, r in mine], height=width, label=rule,
+                color=COLOURS.get(rule.split(":")[0]),
+            )  # fmt: skip
+        axis.set(xlabel=label, yticks=range(len(places)), yticklabels=places)
+        axis.invert_yaxis()
+        axis.tick_params(axis="y", labelsize=7)
+    axes[0].legend(frameon=False, fontsize=7)
+
+
 DRAWINGS: dict[str, Callable[[Any, Rows, Mapping[str, Any]], None]] = {
     "fig-frontier": frontier,
     "fig-steps": steps,
@@ -108,19 +134,25 @@ DRAWINGS: dict[str, Callable[[Any, Rows, Mapping[str, Any]], None]] = {
 }
 
 
+def check() -> None:
+    """Complain before anything is measured if nothing could be drawn of it."""
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError:
+        raise InputError("figures want matplotlib; try: pip install 'fastdllm[plots]'") from None
+
+
 def draw(
     name: str, rows: Rows, title: str, folder: Path, more: Mapping[str, Any] | None = None
 ) -> list[Path]:
     """The figure of an experiment, if it has one; `more` is what it tells besides its rows."""
-    if name not in DRAWINGS:
-        return []
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    DRAWINGS[name](axes, rows, more or {})
+    DRAWINGS.get(name, bars)(axes, rows, more or {})
     for axis in axes:
         axis.grid(alpha=0.3)
     figure.suptitle(title)

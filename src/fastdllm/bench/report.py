@@ -99,19 +99,24 @@ def _run(run: Path, folder: Path) -> str:
     sheets = _sheets(run)
     if not sheets:
         return _section(_name(run, folder), _paragraph("No answer yet."))
-    base = sheets[0][1]
-    rows = [_row(settings, lines, base) for settings, lines in sheets]
+    bases: dict[tuple[int, int], Lines] = {}
+    for settings, lines in sheets:
+        bases.setdefault((settings["max_tokens"], settings["block_size"]), lines)
+    rows = [
+        _row(settings, lines, bases[settings["max_tokens"], settings["block_size"]])
+        for settings, lines in sheets
+    ]
     ours = [str(settings["select"]).startswith("frechet") for settings, _ in sheets]
     told = (
         f"{about['model']} on {about['task']} (version {about['version']}"
         + (f", {about['shots']} shots" if about.get("shots") is not None else "")
-        + f"), {about['machine']}, {about['date']}; compared with the first row, p is McNemar's "
-        "exact test on the problems both answered."
+        + f"), {about['machine']}, {about['date']}; compared with the first row of the same canvas "
+        "on the problems both answered, p is McNemar's exact test."
     )
-    settings = _common([settings for settings, _ in sheets])
+    common = _common([settings for settings, _ in sheets])
     figure = _figure(run / "fig-frontier.svg", "frontier") if run == folder else ""
     return _section(
-        _name(run, folder), _paragraph(told) + _paragraph(settings) + figure
+        _name(run, folder), _paragraph(told) + _paragraph(common) + figure
         + _table(RUN_COLUMNS, rows, ours), long=len(rows) > 20,
     )  # fmt: skip
 
@@ -125,7 +130,8 @@ def _sheets(run: Path) -> list[tuple[dict[str, Any], Lines]]:
     found: dict[str, tuple[dict[str, Any], Lines]] = {}
     for path in sorted(run.glob("*.jsonl")):
         for line in read_lines(path):
-            settings = line["settings"]
+            if not isinstance(settings := line.get("settings"), dict) or "select" not in settings:
+                raise InputError(f"{path} holds lines that are not ours; move it away")
             key = json.dumps(settings, sort_keys=True)
             found.setdefault(key, (settings, {}))[1][line["id"]] = line
     order = ("full", "threshold")
@@ -139,7 +145,8 @@ def _sheets(run: Path) -> list[tuple[dict[str, Any], Lines]]:
 
 
 def _row(settings: Mapping[str, Any], lines: Lines, base: Lines) -> list[str]:
-    s, b = Summary.of(lines.values()), Summary.of(base.values())
+    both = lines.keys() & base.keys()
+    s, b = Summary.of(lines[i] for i in both), Summary.of(base[i] for i in both)
     low, high = s.interval
     return [
         settings["select"], settings["cache"], str(settings["max_tokens"]),

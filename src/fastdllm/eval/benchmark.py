@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,13 @@ class Benchmark(Task):
             raise InputError(
                 f"{self.name}: {count} examples were asked for, {len(shown)} are there"
             )
-        return self.convert(self.rows(data), shown)
+        try:
+            found = self.convert(self.rows(data), shown)
+        except (TypeError, AttributeError, KeyError, ValueError) as error:
+            raise InputError(f"{self.name}: a row is not as it should be: {error}") from None
+        if not found:
+            raise InputError(f"{self.name}: none of the rows is one of its test problems")
+        return found
 
     def rows(self, data: Path | None) -> list[Raw]:
         """The benchmark's own rows."""
@@ -94,7 +101,7 @@ def read_rows(path: Path) -> list[Raw]:
         text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
     except FileNotFoundError:
         raise InputError(f"there is no file {path}; give --data a file or a folder") from None
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
+    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise InputError(f"{path} is not UTF-8 text, or damaged: {error}") from None
     if text.lstrip().startswith("[") or path.suffix == ".json":
         lines = [(1, text)]
@@ -104,8 +111,8 @@ def read_rows(path: Path) -> list[Raw]:
     for number, line in lines:
         try:
             value = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path}, line {number}: not JSON ({error.msg})") from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}, line {number}: not JSON ({error})") from None
         if isinstance(value, dict) and value and all(isinstance(v, dict) for v in value.values()):
             value = list(value.values())
         rows += value if isinstance(value, list) else [value]

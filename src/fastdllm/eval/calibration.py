@@ -52,7 +52,8 @@ def _canvas(llm: LLM, problem: Problem, block: int) -> tuple[Row, Tensor]:
         raise InputError(f"{llm.name} has no tokenizer or no end of text; calibration needs both")
     answer = llm.tokenizer.encode(problem.answer)
     size = (len(answer) // block + 1) * block
-    row = llm.row(ask(llm, problem), Generation(size, block, Full(), "none", early_stop=False))
+    settings = Generation(size, block, Full(), "none", early_stop=False)
+    row = llm.row(ask(llm, problem), settings, images=problem.images)
     truth = row.ids.clone()
     truth[row.origin :] = llm.end_ids[0]
     truth[row.origin : row.origin + len(answer)] = torch.tensor(answer)
@@ -71,8 +72,9 @@ def on_random_masks(
         if not hidden.any():
             continue
         noisy = torch.where(hidden, llm.mask_id, truth)
-        one_block = Row(0, noisy, hidden, Full(), len(truth))  # all masks are read in one step
-        step = next(denoise(_reader(llm), [one_block], (llm.mask_id,)))
+        # One block: all masks are read in one step.
+        whole = Row(0, noisy, hidden, Full(), len(truth), picture=row.picture)
+        step = next(denoise(_reader(llm), [whole], llm.forbidden))
         right = torch.tensor(step.tokens) == truth[torch.tensor(step.positions)]
         reliabilities.append(Reliability(1 - torch.tensor(step.doubts), right))
     return _join(reliabilities)
@@ -83,7 +85,7 @@ def on_own_order(llm: LLM, problems: Sequence[Problem], block: int = 32) -> Reli
     pairs = [_canvas(llm, problem, block) for problem in problems]
     rows = [replace(row, number=i) for i, (row, _) in enumerate(pairs)]
     confidence, right = [], []
-    for step in denoise(_reader(llm), rows, (llm.mask_id,)):
+    for step in denoise(_reader(llm), rows, llm.forbidden):
         truth = pairs[step.row][1]
         for position, token, doubt, committed in zip(
             step.positions, step.tokens, step.doubts, step.committed, strict=True

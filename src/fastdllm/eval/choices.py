@@ -70,36 +70,64 @@ def same(prediction: Any, answer: Any) -> bool:
 
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d{1,3})?|-?\.\d+")
+MARKER = re.compile(r"answer\s*(?:is\s*:?|:)", re.IGNORECASE)
 
 
-def ending(text: str) -> str:
-    """What follows the last "Answer:", or all there is.
+def ending(text: str) -> tuple[str, bool]:
+    r"""What follows the last "Answer:", or all there is; and whether there was such a mark.
 
-    >>> ending("2 and 3 make 5. The answer is: **five**")
-    'five'
+    >>> ending(r"2 and 3 make 5. The answer is: **\boxed{five}**.")
+    ('five', True)
     """
-    end = re.split(r"answer\s*(?:is)?\s*:|answer is", text, flags=re.IGNORECASE)[-1]
-    return end.strip("*$ \n")
+    *before, end = MARKER.split(text)
+    end = re.sub(r"\\(?:boxed|text|mathrm)\{([^{}]*)\}", r"\1", end)
+    return end.replace("**", "").strip("*$ \n.:"), bool(before)
+
+
+def letter_of(end: str, marked: bool) -> str:
+    """A choice's letter: in brackets, alone, or at the start of what was marked as the answer.
+
+    >>> letter_of("option B, since", True), letter_of("A circle is shown", False)
+    ('B', '')
+    """
+    if found := re.search(r"\(([A-Za-z])\)", end):
+        return found[1].upper()
+    named = re.match(r"(?:(?:the )?(?:option|choice|letter) )?([A-Z])(?![\w'])", end)
+    alone = named is not None and re.fullmatch(r"[^a-z]*|.*[.:)]\s.*", end, re.DOTALL)
+    if named and (marked or alone) and not re.match(r"A [a-z]", end):
+        return named[1]
+    return ""
 
 
 def answer_of(text: str, kind: str, answer_type: str, choices: Sequence[str] = ()) -> str:
     """What an answer in prose comes to, by our own rules; empty if it comes to nothing.
 
-    >>> answer_of("2 and 3 make 5. Answer: (B) five", "multi_choice", "text")
-    '(B)'
+    >>> answer_of("2 and 3 make 5. Answer: (B) five", "multi_choice", "text", ["four", "five"])
+    'five'
     >>> answer_of("So there are 1,200 of them.", "free_form", "integer")
     '1200'
     """
-    end = ending(text)
+    end, marked = ending(text)
     if kind == "multi_choice":
-        if end in choices:
-            return end
-        if found := re.search(r"\(([A-Za-z])\)", end):
-            return f"({found[1]})"
-        lone = re.match(r"([A-Z])(?:[.:)\s]|$)", end)
-        return f"({lone[1]})" if lone else end.splitlines()[0].strip(" .") if end else ""
+        return _chosen(end, marked, choices)
     if answer_type == "list":
-        lists = re.findall(r"\[[^\[\]]*\]", end)
+        lists = re.findall(r"\[[^\[\]]*\]", text)
         return lists[-1] if lists else ""
     numbers = NUMBER.findall(end)
     return numbers[-1].replace(",", "") if numbers else ""
+
+
+def _chosen(end: str, marked: bool, choices: Sequence[str]) -> str:
+    """One of the choices: written out, by its letter, or nearly written out after a mark."""
+    same_case = {choice.strip(" .").lower(): choice for choice in reversed(choices)}
+    if end.lower() in same_case:
+        return same_case[end.lower()]
+    letter = letter_of(end, marked)
+    if letter:
+        place = ord(letter) - ord("A")
+        return choices[place] if place < len(choices) else ""
+    first = end.splitlines()[0].strip(" .") if end else ""
+    if not marked or not first or not choices:
+        return ""
+    near = most_similar(first, choices)
+    return near if distance(first.lower(), near.lower()) < len(near) / 2 else ""

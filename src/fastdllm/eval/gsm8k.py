@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fastdllm.eval.benchmark import Benchmark, Raw
-from fastdllm.eval.scoring import last_number, same_number
+from fastdllm.eval.scoring import NUMBER, after_answer, last_boxed, last_number, same_number
 from fastdllm.eval.task import Problem
 
 
@@ -34,11 +34,26 @@ def examples(task: Benchmark, data: Path | None, count: int) -> list[Raw]:
 
 
 def score(problem: Problem, text: str) -> bool:
-    """Whether the number after ####, or else the last one, is the result."""
-    marked = re.search(r"####(.*)", text)
-    found = last_number(marked.group(1)) if marked else None
-    found = last_number(text) if found is None else found
-    return same_number(found, problem.check["result"])
+    """Whether the number after ####, in a box, after "answer is", or else the last, is right."""
+    return same_number(said(text.replace("\u2212", "-")), problem.check["result"])
+
+
+def said(text: str) -> str | None:
+    """The number a text answers with.
+
+    >>> said("#### 18 (9 eggs at $2)"), said("#### 9 * 2 = 18"), said("It is 18.")
+    ('18', '18', '18')
+    """
+    lines = [line for line in re.findall(r"####[^\S\n]*(.*)", text) if NUMBER.search(line)]
+    starting = [line for line in lines if NUMBER.match(line)]
+    for line in starting[:1] or lines[-1:]:
+        found: list[str] = NUMBER.findall(line)
+        return found[0] if starting and "=" not in line else found[-1]
+    for part in (last_boxed(text), after_answer(text)):
+        found = NUMBER.findall(part or "")
+        if part and found:
+            return found[-1] if "=" in part else found[0]
+    return last_number(text)
 
 
 TASK = Benchmark(

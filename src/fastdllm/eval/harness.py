@@ -34,7 +34,10 @@ from fastdllm.selection import Selector
 from fastdllm.team import Team
 from fastdllm.tokenizer import Tokenizer
 
-IGNORED = {"max_batch_size", "trust_remote_code", "parallelize", "max_length", "backend"}
+IGNORED = {
+    "max_batch_size", "trust_remote_code", "parallelize", "max_length", "backend", "save_dir",
+    "outp_path",
+}  # fmt: skip
 """Arguments of other models' scripts that change nothing here."""
 
 
@@ -59,6 +62,7 @@ class Harness(LM):  # type: ignore[misc]  # the library is untyped
         mask_id: int | None = None,
         shift: bool | None = None,
         add_bos_token: bool = False,
+        escape_until: bool = False,
         show_speed: bool = False,
         **other: Any,
     ) -> None:
@@ -85,6 +89,9 @@ class Harness(LM):  # type: ignore[misc]  # the library is untyped
         self.tokenizer: Tokenizer = self.llm.tokenizer
         named = str(batch_size)
         self.batch = int(named) if named.isdigit() and int(named) else 8  # "auto", or nothing
+        if not isinstance(mc_num, int) or mc_num < 1:
+            raise InputError(f"mc_num is {mc_num!r}; wanted a whole number of at least 1")
+        self.escape = escape_until
         self.start = self.tokenizer.start if add_bos_token else ""
         self.mc_num, self.check, self.seed = mc_num, is_check_greedy, seed
         self.show_speed = show_speed
@@ -126,7 +133,7 @@ class Harness(LM):  # type: ignore[misc]  # the library is untyped
             for settings, places in groups.items():
                 for start in range(0, len(places), self.batch):
                     part = places[start : start + self.batch]
-                    prompts = [self.start + requests[i].args[0] for i in part]
+                    prompts = [self._ask(requests[i].args[0]) for i in part]
                     for i, done in zip(part, self.llm.generate(prompts, settings), strict=True):
                         answers[i] = done.text
                         tokens, passes = tokens + done.usage.tokens, passes + done.usage.nfe
@@ -217,9 +224,14 @@ class Harness(LM):  # type: ignore[misc]  # the library is untyped
 
     # --- From requests to the engine -----------------------------------------------------------
 
+    def _ask(self, context: str) -> Any:
+        """The prompt as the engine takes it."""
+        return self.start + context
+
     def _settings(self, asked: dict[str, Any]) -> Generation:
         until = asked.get("until") or ()
         stop = (until,) if isinstance(until, str) else tuple(s for s in until if s)
+        stop = () if self.escape else stop
         size = self.max_tokens or asked.get("max_gen_toks") or self.settings.max_tokens
         warm = float(asked.get("temperature") or 0) if asked.get("do_sample", True) else 0.0
         return replace(self.settings, max_tokens=int(size), stop=stop, temperature=warm)
@@ -303,6 +315,12 @@ class LLaDAScript(Harness):
             **other,
         )  # fmt: skip
 
+    def _ask(self, context: str) -> Any:
+        """An instruct model is asked in a chat turn, as that script does by the model's name."""
+        if "instruct" in self.llm.name.lower() and self.tokenizer.template:
+            return [{"role": "user", "content": context}]
+        return super()._ask(context)
+
 
 @register_model("dream")
 class DreamScript(LLaDAScript):
@@ -348,4 +366,7 @@ def main(arguments: Iterable[str]) -> None:
     from lm_eval.__main__ import cli_evaluate
 
     sys.argv = ["lm-eval", *arguments]
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except (ValueError, KeyError) as error:  # an unknown task, model or option of the harness
+        raise InputError(f"lm-eval: {str(error).strip().splitlines()[0]}") from None

@@ -20,7 +20,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from fastdllm.errors import InputError
 from fastdllm.eval.run import read_lines
@@ -28,6 +28,8 @@ from fastdllm.eval.summary import wilson
 from fastdllm.eval.task import Problem, Task
 
 TRIES, PAUSE, TIMEOUT = 5, 1.0, 120.0
+GIVE_UP = 24
+"""After so many prompts in a row without a reply nobody is asked any more in this run."""
 AT_ONCE = 8
 
 
@@ -43,27 +45,35 @@ class Judge:
         self.lock = threading.Lock()
         self.trouble = ""
         """What went wrong last."""
+        self.failures = 0
+        """Prompts in a row without a reply."""
         kept = _read(cache) if cache is not None else {}
         self.replies: dict[str, str] = kept
 
     def ask(self, prompt: str) -> str | None:
         """The reply, from memory if it was given before; None if there is none to be had."""
-        name = hashlib.sha256(f"{self.model}\n{prompt}".encode()).hexdigest()
+        asked = f"{self.url}\n{self.model}\n{prompt}".encode("utf-8", "replace")
+        name = hashlib.sha256(asked).hexdigest()
         if name in self.replies:
             return self.replies[name]
         for attempt in range(TRIES):
+            if self.failures >= GIVE_UP:
+                return None
+            if attempt:
+                time.sleep(self.pause * 2 ** (attempt - 1))
             try:
                 reply = self._post(prompt)
             except _RefusalError as refusal:
                 self.trouble = str(refusal)
                 if not refusal.passing:
-                    return None
-                time.sleep(self.pause * 2**attempt)
+                    break
                 continue
             if reply.strip():
+                self.failures = 0
                 self._keep(name, reply)
                 return reply
             self.trouble = "an empty reply"
+        self.failures += 1
         return None
 
     def _post(self, prompt: str) -> str:
@@ -74,10 +84,10 @@ class Judge:
         head = {"Content-Type": "application/json"}
         key = os.environ.get("FASTDLLM_JUDGE_KEY") or os.environ.get("OPENAI_API_KEY")
         if key:
-            head["Authorization"] = f"Bearer {key}"
+            head["Authorization"] = f"Bearer {key.strip()}"
         request = Request(f"{self.url}/chat/completions", json.dumps(body).encode(), head)
         try:
-            with urlopen(request, timeout=TIMEOUT) as answer:
+            with OPENER.open(request, timeout=TIMEOUT) as answer:
                 found = json.loads(answer.read())["choices"][0]["message"]["content"]
         except HTTPError as error:
             passing = error.code == 429 or error.code >= 500
@@ -97,6 +107,16 @@ class Judge:
                     file.write(json.dumps({"id": name, "reply": reply}) + "\n")
 
 
+class _Stay(HTTPRedirectHandler):
+    """The key is for one address: nobody is followed elsewhere."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+OPENER = build_opener(_Stay)
+
+
 class _RefusalError(Exception):
     def __init__(self, why: str, passing: bool) -> None:
         super().__init__(why)
@@ -113,22 +133,30 @@ def _read(path: Path) -> dict[str, str]:
 class Judged:
     """How a judge found the answers of one setting."""
 
-    count: int
-    right: int
-    failed: int
-    """Of them the judge said nothing; they count as wrong."""
+    verdicts: Mapping[str, bool | None]
+    """Of each problem by its fingerprint; None where the judge failed, which counts as wrong."""
+
+    @property
+    def right(self) -> int:
+        """How many are right."""
+        return sum(v is True for v in self.verdicts.values())
+
+    @property
+    def failed(self) -> int:
+        """Of how many the judge said nothing."""
+        return sum(v is None for v in self.verdicts.values())
 
     @property
     def accuracy(self) -> float:
         """The share that is right."""
-        return self.right / self.count if self.count else 0.0
+        return self.right / len(self.verdicts) if self.verdicts else 0.0
 
     def as_json(self) -> dict[str, Any]:
         """For the last line of stdout."""
-        low, high = wilson(self.right, self.count)
+        low, high = wilson(self.right, len(self.verdicts))
         return {
             "accuracy": self.accuracy, "interval": [round(low, 4), round(high, 4)],
-            "count": self.count, "failed": self.failed,
+            "count": len(self.verdicts), "failed": self.failed,
         }  # fmt: skip
 
 
@@ -140,4 +168,4 @@ def judged(
     ask, texts = task.judge, [lines[p.fingerprint]["text"] for p in problems]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         verdicts = list(pool.map(lambda p, text: ask(p, text, judge.ask), problems, texts))
-    return Judged(len(verdicts), sum(v is True for v in verdicts), sum(v is None for v in verdicts))
+    return Judged(dict(zip((p.fingerprint for p in problems), verdicts, strict=True)))

@@ -59,7 +59,7 @@ def _numbered(words: list[str]) -> str:
 
 def score(problem: Problem, text: str) -> bool:
     """Whether the numbered lines are the result; of a shuffle, whether they are all there."""
-    found = re.findall(r"^(\d+)\. (\S+)$", text, flags=re.MULTILINE)
+    found = re.findall(r"^(\d{1,4})\. (\S+)[ \t\r]*$", text, flags=re.MULTILINE)
     numbers, words = [int(n) for n, _ in found], [word for _, word in found]
     wanted = problem.check["result"]
     if problem.check["kind"] == "shuffle":
@@ -67,4 +67,4 @@ def score(problem: Problem, text: str) -> bool:
     return words == wanted and numbers == list(range(1, len(wanted) + 1))
 
 
-TASK = Generated("lists", 2, score, make=make)
+TASK = Generated("lists", 3, score, make=make)

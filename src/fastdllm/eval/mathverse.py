@@ -4,14 +4,15 @@
      "answer": "D", "question_type": "multi-choice", "query_cot": "Please first conduct ...",
      "metadata": {"subject": "Plane Geometry", "subfield": "Angle"}}
 
-The original score is a judge model's; without one, ours by rules is reported, under its own name.
+The paper's figure is of `--kind vision-intensive,vision-dominant,vision-only`. The original score
+is a judge model's; ours by rules is reported under its own name; a judge is asked in our words.
 """
 
 import re
 from collections.abc import Sequence
 
 from fastdllm.eval.benchmark import Benchmark, Raw, no_examples
-from fastdllm.eval.choices import answer_of, ending
+from fastdllm.eval.choices import ending, letter_of
 from fastdllm.eval.scoring import math_equal
 from fastdllm.eval.task import Ask, Problem
 
@@ -24,7 +25,8 @@ def convert(rows: Sequence[Raw], shown: Sequence[Raw]) -> list[Problem]:
         Problem(
             row["query_cot"].strip(), str(row["answer"]),
             {
-                "kind": row["question_type"],
+                "kind": row["problem_version"].lower().replace(" ", "-"),
+                "type": row["question_type"],
                 "choices": dict(re.findall(r"^([A-Z]):(.*)$", row["question"], re.MULTILINE)),
                 "groups": {
                     "version": row["problem_version"], "subject": row["metadata"]["subject"],
@@ -44,12 +46,12 @@ def last_words(text: str) -> str:
 
 def score(problem: Problem, text: str) -> bool:
     """By rules: the letter chosen, or the same mathematics; an empty answer is never right."""
-    said = last_words(text)
-    if problem.check["kind"] == "multi-choice":
-        found = answer_of(said, "multi_choice", "text").strip("()").upper()
+    end, marked = ending(last_words(text))
+    if problem.check["type"] == "multi-choice":
         named = {v.strip().upper(): k for k, v in problem.check["choices"].items()}
-        return bool(found) and named.get(found, found) == problem.answer.strip("() \n").upper()
-    end = ending(said).strip(" .")
+        found = letter_of(end, marked) or named.get(end.upper(), end.upper())
+        return bool(found) and found == problem.answer.strip("() \n").upper()
+    end = re.sub(r"(?<=\d)\s*degrees?$", "°", end)
     return bool(end) and math_equal(problem.answer, end)
 
 
@@ -60,14 +62,14 @@ answers say the same? Write 1 if they do, 0 if they do not or the model gives no
 
 
 def judge(problem: Problem, text: str, ask: Ask) -> bool | None:
-    """Whether the judge finds the end of the answer to say the same; an empty one never does."""
+    """Whether a judge, asked in our words, finds the end of the answer to say the same."""
     said = last_words(text)
     if not said:
         return False
     reply = ask(
         f"{ASK}Question: {problem.prompt}\nRight answer: {problem.answer}\nModel: {said}\nVerdict:"
     )
-    verdict = (reply or "").strip()
+    verdict = re.sub(r"(?i)judge?ment|verdict|\W", "", reply or "")
     return verdict == "1" if verdict in ("0", "1") else None
 
 

@@ -4,10 +4,12 @@
            "precision": null, "answer": "3", "question_type": "free_form", "answer_type": "integer",
            "metadata": {"task": "figure question answering", "context": "bar chart", ...}}}
 
-Asked to reason first. The original score lets a judge model read the answer out of the prose;
-without one, ours by rules is reported, under its own name.
+Asked to reason first. The original score lets a judge model read the answer out of the prose. Ours
+by rules is reported under its own name; with a judge, that is asked in our words, not the
+original's.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,21 +92,26 @@ Answer: B
 
 
 def judge(problem: Problem, text: str, ask: Ask) -> bool | None:
-    """As the original: what stands there by itself, else what the judge reads out of it."""
+    """What stands there by itself, else what a judge reads out of it, asked in our words."""
     c = problem.check
+    text = text.strip().removesuffix(".").strip()
     found = extract(text, c["kind"], c["answer_type"], c["choices"])
-    if found is None:
-        found = ask(f"{ASK}Question: {problem.prompt}\nModel: {text}\nAnswer:")
-        if found is None:
-            return None
-        found = found.strip()
-    return found != "NONE" and read(problem, found)
+    if found is not None:
+        return read(problem, found)
+    reply = ask(f"{ASK}Question: {problem.prompt}\nModel: {text}\nAnswer:")
+    if reply is None:
+        return None
+    if re.fullmatch(r"\W*(?:none|n/?a|no answer)\W*", reply, re.IGNORECASE):
+        return False
+    found = answer_of(f"Answer: {reply}", c["kind"], c["answer_type"], c["choices"])
+    return same(found, problem.answer) if found in c["choices"] else read(problem, found)
 
 
 TASK = Benchmark(
     "mathvista", 1, score, metric="accuracy by rules", judge=judge, shots=0,
     files=("testmini.json",),
     hub=("AI4Math/MathVista", None, "testmini"),
-    columns=("question", "image", "choices", "answer", "question_type", "answer_type", "metadata"),
+    columns=("pid", "question", "image", "choices", "unit", "precision", "answer", "question_type",
+             "answer_type", "metadata"),
     convert=convert, examples=no_examples,
 )  # fmt: skip

@@ -1,5 +1,6 @@
 """A run as a person sees it: progress, the table; and as a program does: JSON."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ def measure(
         if output is not None and turn == team.rank:
             claim(output, about(llm, task, every, shots))
         team.wait()
+    settings = list(dict.fromkeys(settings))  # the same twice is asked once
     sheets = [Sheet(output, one, team.rank, problems) for one in settings]
     team.wait()  # nobody writes while another still reads
     run_with_progress(llm, task, problems, sheets, batch)
@@ -87,12 +89,13 @@ def table(title: str, sheets: Sequence[Sheet]) -> Table:
         s = Summary.of(sheet.lines.values())
         low, high = s.interval
         p = mcnemar(sheets[0].lines, sheet.lines)[2]
+        faster = s.tokens_per_second / (base.tokens_per_second or math.inf)
         grid.add_row(
             str(sheet.settings.rule), sheet.settings.cache, f"{s.accuracy:.1%}",
             f"{100 * low:.0f}-{100 * high:.0f}", "" if sheet is sheets[0] else f"{p:.2f}",
             f"{s.mean_nfe:.1f}", f"{1 - s.mean_nfe / base.mean_nfe:.0%}" if base.nfe else "",
             f"{s.tokens_per_nfe:.2f}", f"{s.tokens_per_second:,.0f}",
-            f"{s.tokens_per_second / base.tokens_per_second:.2f}x" if base.seconds else "",
+            f"{faster:.2f}x" if faster else "",
         )  # fmt: skip
     return grid
 
@@ -100,6 +103,7 @@ def table(title: str, sheets: Sequence[Sheet]) -> Table:
 def as_json(sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
     """The same, for the last line of stdout."""
     found = []
+    base = Summary.of(sheets[0].lines.values())
     for sheet in sheets:
         s = Summary.of(sheet.lines.values())
         lost, won, p = mcnemar(sheets[0].lines, sheet.lines)
@@ -113,6 +117,8 @@ def as_json(sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
                 "nfe": s.mean_nfe,
                 "tokens_per_nfe": round(s.tokens_per_nfe, 4),
                 "tokens_per_second": round(s.tokens_per_second, 1),
+                "speed_up": round(s.tokens_per_second / (base.tokens_per_second or math.inf), 4),
+                "nfe_less": round(1 - s.mean_nfe / (base.mean_nfe or math.inf), 4),
                 "only_baseline_right": lost,
                 "only_this_right": won,
                 "p": p,
@@ -121,14 +127,22 @@ def as_json(sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
     return found
 
 
-def by_group(problems: Sequence[Problem], sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
-    """The share of right answers in each group a task's problems fall into."""
+def by_group(
+    problems: Sequence[Problem],
+    sheets: Sequence[Sheet],
+    verdicts: Sequence[Mapping[str, bool | None]] = (),
+) -> list[dict[str, Any]]:
+    """The share of right answers in each group a task's problems fall into.
+
+    With a judge's verdicts on each sheet, by those.
+    """
     found = []
-    for sheet in sheets:
+    for i, sheet in enumerate(sheets):
+        right_of = verdicts[i] if verdicts else {k: x["right"] for k, x in sheet.lines.items()}
         members: dict[tuple[str, str], list[bool]] = {}
         for problem in problems:
             for name, value in problem.check.get("groups", {}).items():
-                right = bool(sheet.lines[problem.fingerprint]["right"])
+                right = bool(right_of[problem.fingerprint])
                 members.setdefault((name, str(value)), []).append(right)
         found += [
             {

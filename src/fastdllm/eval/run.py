@@ -31,7 +31,11 @@ Line = dict[str, Any]
 
 
 def ask(llm: LLM, problem: Problem, chat: bool = True) -> Prompt:
-    """The problem as the model wants to be asked: a chat turn if it chats and the task does."""
+    """The problem as the model wants to be asked: a chat turn if it chats and the task does.
+
+    An instruct model is always asked so, worked examples and all, as the public scripts do.
+    """
+    chat = chat or "instruct" in llm.name.lower()
     if chat and llm.tokenizer is not None and llm.tokenizer.template:
         return [{"role": "user", "content": problem.prompt}]
     return problem.prompt
@@ -77,6 +81,13 @@ def identity(llm: LLM) -> str:
             first = parameter.detach().flatten()[:16].float().cpu()
             known.update(f"{name} {tuple(parameter.shape)} {first.tolist()}".encode())
     return known.hexdigest()[:16]
+
+
+def dtype(llm: LLM) -> str:
+    """What the model computes in."""
+    if not isinstance(llm.model, torch.nn.Module):
+        return ""
+    return str(next(llm.model.parameters()).dtype).removeprefix("torch.")
 
 
 def describe(settings: Generation) -> dict[str, Any]:
@@ -169,19 +180,23 @@ def claim(folder: Path, about: Mapping[str, Any]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            if any(folder.iterdir()):
+            if any(file.name != "run.new" for file in folder.iterdir()):
                 raise InputError(
                     f"{folder} holds other files and no run.json; name an empty folder"
                 )
-            path.write_text(json.dumps(about, indent=2) + "\n")
+            new = path.with_suffix(".new")
+            new.write_text(json.dumps(about, indent=2) + "\n")
+            os.replace(new, path)
             return
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
         raise InputError(f"{folder} cannot be written to: {error.strerror}") from None
     try:
         old = json.loads(path.read_text())
-    except json.JSONDecodeError:
+        if not isinstance(old, dict):
+            raise ValueError
+    except ValueError:  # not JSON, not UTF-8, or no object
         raise InputError(f"{path} is damaged; move the folder away to start anew") from None
-    for key in ("model", "weights", "task", "version", "shots", "data"):
+    for key in ("model", "weights", "dtype", "task", "version", "shots", "data"):
         if old.get(key) != about[key]:
             raise InputError(
                 f"{folder} is a run with {key} {old.get(key)!r}, not {about[key]!r}; name another "
@@ -191,10 +206,12 @@ def claim(folder: Path, about: Mapping[str, Any]) -> None:
 
 def about(llm: LLM, task: Task, problems: Sequence[Problem], shots: int | None) -> dict[str, Any]:
     """What a folder holds, and where it was measured; `problems` are all of the task's."""
-    known = hashlib.sha256("".join(p.fingerprint for p in problems).encode())
+    told = json.dumps([[p.fingerprint, p.answer, p.check] for p in problems], default=str)
+    known = hashlib.sha256(told.encode())
     return {
         "model": llm.name,
         "weights": identity(llm),
+        "dtype": dtype(llm),
         "task": task.name,
         "version": task.version,
         "shots": shots,

@@ -8,36 +8,43 @@ from fastdllm.errors import InputError
 
 TAIL = 2000
 """An answer stands at the end of a text; more of it than this is not looked at."""
-FENCE = re.compile(r"```(?:python|py)?\s*\n(.*?)(?:```|\Z)", re.DOTALL)
+FENCE = re.compile(
+    r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```[^\n]*$|\Z)", re.DOTALL | re.M
+)
+PYTHON = ("python", "py", "python3")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last \boxed{...}, braces matched.
+    r"""What stands in the last \boxed{...} that is not empty, braces matched.
 
     >>> last_boxed(r"so $\boxed{\frac{1}{2}}$.")
     '\\frac{1}{2}'
     """
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    begin, depth = start + len("\\boxed{"), 1
-    for at in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[at], 0)
-        if depth == 0:
-            return text[begin:at]
+    start = len(text)
+    while (start := text.rfind("\\boxed{", 0, start)) >= 0:
+        begin, depth = start + len("\\boxed{"), 1
+        for at in range(begin, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[at], 0)
+            if depth == 0:
+                if text[begin:at].strip():
+                    return text[begin:at]
+                break
+        else:
+            return None
     return None
 
 
 def math_equal(result: str, text: str) -> bool:
     r"""Whether a text's answer is the same mathematics as the result.
 
-    The last box counts; without one, what follows the last "answer is", else the end of the text.
+    The last box counts; without one, the sentence after the last "answer is", else the end of the
+    text.
 
     >>> math_equal(r"\frac{1}{2}", r"The answer is $\boxed{0.5}$.")
     True
     """
     boxed = last_boxed(text)
-    said = boxed if boxed is not None else text[-TAIL:].split("answer is")[-1]
+    said = boxed if boxed is not None else after_answer(text) or text[-TAIL:]
     if _plain(said) == _plain(result):
         return True
     if not said.strip() or len(said) > TAIL:
@@ -53,6 +60,16 @@ def math_equal(result: str, text: str) -> bool:
         return bool(verify(parse(f"$\\boxed{{{result}}}$"), parse(wrapped)))
     except Exception:  # whatever odd text made it fail, it is not the result
         return False
+
+
+def after_answer(text: str) -> str:
+    """The sentence after the last "answer is", if there is one.
+
+    >>> after_answer("The final answer is 42. I hope my answer is correct.")
+    ' 42'
+    """
+    said = re.split(r"answer is(?! correct)", text[-TAIL:])
+    return re.split(r"\.\s+(?=[A-Z])", said[-1])[0] if len(said) > 1 else ""
 
 
 def _plain(text: str) -> str:
@@ -94,9 +111,13 @@ def extract_code(text: str) -> str:
     >>> extract_code("Sure:\\ndef f(x):\\n    return x\\nThis returns x.")
     'def f(x):\\n    return x'
     """
-    fenced = FENCE.findall(text)
+    blocks = [(tag.lower(), code) for tag, code in FENCE.findall(text)]
+    named = [code for tag, code in blocks if tag in PYTHON]
+    fenced = named or [code for tag, code in blocks if not tag]
+    fenced = [code for code in fenced if not code.lstrip().startswith(">>>")]
     if fenced:
-        return "\n".join(fenced)
+        good = [code for code in fenced if _is_python(code)]
+        return "\n".join(good or fenced)
     if _is_python(text):
         return text
     lines = text.splitlines()

@@ -14,10 +14,12 @@ The red bar is 7 high. The blue bar is 4 high. 7 - 4 = 3.
 import random
 from typing import TYPE_CHECKING
 
+from fastdllm.errors import InputError
 from fastdllm.eval.task import Generated, Problem
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from PIL.ImageDraw import ImageDraw
 
 SIDE, CELLS = 64, 4
 COLOURS = {
@@ -28,12 +30,19 @@ Thing = tuple[str, str]
 """A colour and a form."""
 
 
+def _page() -> "tuple[Image, ImageDraw]":
+    try:
+        from PIL import Image, ImageDraw
+    except ModuleNotFoundError:
+        raise InputError("pictures want Pillow; try: pip install 'fastdllm[vision]'") from None
+    page = Image.new("RGB", (SIDE, SIDE), "white")
+    return page, ImageDraw.Draw(page)
+
+
 def draw_shapes(things: list[Thing | None]) -> "Image":
     """A grid of cells, each with a shape or empty, on white."""
-    from PIL import Image, ImageDraw
-
-    page = Image.new("RGB", (SIDE, SIDE), "white")
-    pen, size = ImageDraw.Draw(page), SIDE // CELLS
+    page, pen = _page()
+    size = SIDE // CELLS
     for i, thing in enumerate(things):
         if thing is None:
             continue
@@ -52,10 +61,8 @@ def draw_shapes(things: list[Thing | None]) -> "Image":
 
 def draw_bars(heights: dict[str, int]) -> "Image":
     """A bar for each colour, from 1 to 9 high, over a line for every unit."""
-    from PIL import Image, ImageDraw
-
-    page = Image.new("RGB", (SIDE, SIDE), "white")
-    pen, width, unit = ImageDraw.Draw(page), SIDE // len(COLOURS), (SIDE - 2) // 9
+    page, pen = _page()
+    width, unit = SIDE // len(COLOURS), (SIDE - 2) // 9
     for n in range(10):
         y = SIDE - 1 - n * unit
         pen.line((0, y, SIDE, y), fill=(215, 215, 215))

@@ -105,8 +105,8 @@ def _step(rng: random.Random, total: int) -> tuple[str, str, str, int]:
 
 def score(problem: Problem, text: str) -> bool:
     """Whether the number after the last #### is the result."""
-    found = re.findall(r"####\s*(-?\d+)(?![\d.])", text)
+    found = re.findall(r"####\s*\$?(-?\d{1,9})(?:\.0*)?(?![\d.]*\d)", text)
     return bool(found) and int(found[-1]) == problem.check["result"]
 
 
-TASK = Generated("word-problems", 1, score, make=make)
+TASK = Generated("word-problems", 2, score, make=make)

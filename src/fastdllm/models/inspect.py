@@ -1,5 +1,6 @@
 """What a checkpoint is and what it will cost, before anything is loaded."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rich.text import Text
 from fastdllm.models.config import ModelConfig
 from fastdllm.models.loading import DTYPES, find_folder, load_config, pick_dtype, weight_files
 from fastdllm.tokenizer import Tokenizer
+from fastdllm.vision.prompt import special_ids
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,13 @@ def describe(name: str, dtype: str, length: int, batch: int, block_size: int) ->
     kind = str(pick_dtype(dtype, config, torch.device("cuda"))).removeprefix("torch.")
     price = cost(config, kind, length, batch, block_size)
     mask = config.mask_id if config.mask_id is not None or not tokenizer else tokenizer.mask_id
-    ends = dict.fromkeys((*config.end_ids, *(tokenizer.end_ids if tokenizer else ())))
+    ends: Iterable[int] = dict.fromkeys(
+        (*config.end_ids, *(tokenizer.end_ids if tokenizer else ()))
+    )
+
+    never: tuple[int, ...] = ()
+    if config.eyes is not None and tokenizer is not None:
+        mask, ends, never = special_ids(tokenizer)
 
     def token(i: int | None) -> str:
         if i is None:
@@ -66,7 +74,9 @@ def describe(name: str, dtype: str, length: int, batch: int, block_size: int) ->
         "parameters": f"{config.parameters / 1e6:,.2f} M",
         "shape": f"{config.layers} layers of width {config.width}, {config.heads} heads "
         f"({config.kv_heads} for keys) of {config.head_dim}, feed-forward {config.mlp}",
-        "vocabulary": f"{config.vocab:,}" + (", tied head" if config.tied else ""),
+        "vocabulary": f"{config.vocab:,}"
+        + (f", cut to {len(tokenizer):,}" if never and tokenizer else "")
+        + (", tied head" if config.tied else ""),
         "context": f"{config.context:,}",
         "mask token": token(mask),
         "end tokens": ", ".join(map(token, ends)) or "none",
@@ -75,6 +85,8 @@ def describe(name: str, dtype: str, length: int, batch: int, block_size: int) ->
         "files": _files(folder),
         "stored as": config.stored_dtype,
     }
+    if never:
+        rows["never proposed"] = ", ".join(map(token, never))
     if (eyes := config.eyes) is not None:
         rows["eyes"] = (
             f"{eyes.layers} layers of width {eyes.width}, tiles of {eyes.side} pixels, "

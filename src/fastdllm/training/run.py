@@ -25,7 +25,7 @@ EVALUATION = Generation(select="threshold:0.9", cache="prefix")
 
 def run(
     recipe: Recipe, output: Path, *, device: torch.device, save_every: int, eval_every: int,
-    eval_count: int,
+    eval_count: int, code: bool = False,
 ) -> None:  # fmt: skip
     """Train to the end, from wherever this folder's run stands."""
     trainer = start(recipe, output, device=device)
@@ -50,7 +50,7 @@ def run(
             if trainer.step % save_every == 0 or last:
                 trainer.save()
             if eval_every and (trainer.step % eval_every == 0 or last):
-                _evaluate(trainer, log, eval_count)
+                _evaluate(trainer, log, eval_count, code)
                 begun = time.perf_counter()
     log.say(_closing(trainer))
     if trainer.team.rank == 0:
@@ -79,13 +79,18 @@ def _closing(trainer: Trainer) -> str:
 
 
 @torch.no_grad()
-def _evaluate(trainer: Trainer, log: "Log", count: int) -> None:
-    """Held-out problems of each task, by the engine, with the averaged weights; by one process."""
+def _evaluate(trainer: Trainer, log: "Log", count: int, code: bool) -> None:
+    """Held-out problems of each task, by the engine, with the averaged weights; by one process.
+
+    Tasks that run what the model wrote are left out unless that is allowed.
+    """
     if trainer.team.rank == 0:
         with trainer.averaged():
             llm = LLM(trainer.model, trainer.tokenizer)
             for name in trainer.recipe.tasks:
                 task = generated(name)
+                if task.runs_code and not code:
+                    continue
                 sheet = Sheet(None, EVALUATION)
                 sheet.add(solve(llm, task, task.held_out(count), EVALUATION), task.version)
                 done = Summary.of(sheet.lines.values())

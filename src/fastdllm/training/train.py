@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from fastdllm.training.muon import Muon
 from fastdllm.training.objective import PATTERNS, chances, loss, strata, weights
 from fastdllm.training.recipe import Phase, Recipe, from_json
 from fastdllm.vision.eyes import EyesConfig
-from fastdllm.vision.prompt import TURN_END
+from fastdllm.vision.prompt import MASK, special_ids
 
 PIECE = 1024
 """Tokens a forward pass: few, so that they stay in the processor's caches and its rows are of like
@@ -153,7 +154,7 @@ class Trainer:
     def end_id(self) -> int:
         """What an answer is padded with: what ends one when this family decodes."""
         config = self.model.config
-        return config.end_ids[0] if config.eyes is None else self.tokenizer.id_of(TURN_END)
+        return config.end_ids[0] if config.eyes is None else special_ids(self.tokenizer)[1][0]
 
     # --- Setting up and resuming ---------------------------------------------------------------
 
@@ -166,14 +167,18 @@ class Trainer:
                 vocabulary.build(self.recipe.family, samples, self.recipe.vocab, self.output)
             self.team.wait()
         found = Tokenizer.load(self.output)
-        if found is None or found.mask_id is None:
+        if found is None or (found.mask_id is None and found.core.token_to_id(MASK) is None):
             raise CheckpointError(f"{self.output} has no tokenizer that names a mask token")
         return found
 
     def _model(self) -> Transformer:
         if not self.recipe.init:
             return new_model(new_config(self.recipe, self.tokenizer), self.recipe.seed)
-        return load_model(find_folder(self.recipe.init), "float32", "cpu").requires_grad_(True)
+        model = load_model(find_folder(self.recipe.init), "float32", "cpu")
+        if model.eyes is not None:
+            model.cut_vocabulary(len(self.tokenizer))
+            model.config = replace(model.config, mask_id=special_ids(self.tokenizer)[0])
+        return model.requires_grad_(True)
 
     def _resume(self) -> None:
         path = self.output / "state.pt"

@@ -83,7 +83,13 @@ def read_eyes(raw: Mapping[str, Any]) -> EyesConfig:
     found = re.fullmatch(r"anyres(?:_max_(\d+))?", ratio)
     if not found:
         raise CheckpointError(f"config.json: image_aspect_ratio is {ratio!r}; wanted anyres_max_4")
-    shape = {**SIGLIP, **raw.get("vision_config", {})}
+    shape = {**SIGLIP, **(raw.get("vision_config") or {})}
+    for key in SIGLIP:
+        least = 2 if key == "num_hidden_layers" else 1
+        if not isinstance(shape[key], int) or shape[key] < least:
+            raise CheckpointError(f"config.json: vision_config.{key} is {shape[key]!r}")
+    if shape["hidden_size"] % shape["num_attention_heads"] or found[1] == "0":
+        raise CheckpointError("config.json: the vision tower's width does not go into its heads")
     points = raw.get("image_grid_pinpoints")
     try:
         canvases = tuple((int(w), int(h)) for w, h in points)  # type: ignore[union-attr]

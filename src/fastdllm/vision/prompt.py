@@ -17,6 +17,12 @@ TURN_END = "<|eot_id|>"
 FORBIDDEN = ("<|endoftext|>", "<|startoftext|>", "<|start_header_id|>", "<|end_header_id|>")
 
 
+def special_ids(tokenizer: Tokenizer) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """The mask, what ends an answer, and what is never proposed."""
+    never = tuple(tokenizer.id_of(name) for name in FORBIDDEN)
+    return tokenizer.id_of(MASK), (tokenizer.id_of(TURN_END),), never
+
+
 def converse(prompt: "str | Sequence[Message]", pictures: int, think: bool | None) -> list[Message]:
     """Messages with the family's system prompt, a mark for every picture, and the thinking switch.
 
@@ -28,10 +34,15 @@ def converse(prompt: "str | Sequence[Message]", pictures: int, think: bool | Non
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     messages = [dict(message) for message in prompt]
+    if not all(isinstance(m.get("content"), str) and "role" in m for m in messages):
+        raise InputError('a message is not {"role": ..., "content": text}; images go in images=')
     if not any(m["role"] == "system" for m in messages):
         messages.insert(0, {"role": "system", "content": SYSTEM})
     questions = [m for m in messages if m["role"] == "user"]
-    marks = sum(m["content"].count(MARK) for m in messages)
+    for message in messages:  # what a model wrote is no mark
+        if message["role"] != "user":
+            message["content"] = message["content"].replace(MARK, "image")
+    marks = sum(m["content"].count(MARK) for m in questions)
     if marks == 0 and questions:
         questions[0]["content"] = (MARK + "\n") * pictures + questions[0]["content"]
         marks = pictures

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Size = tuple[int, int]
+LONGEST = 4096
+"""The side of the largest square a picture is put into before it is shrunk."""
 Pixels = Float[Tensor, "tiles 3 side side"]
 
 
@@ -69,6 +71,9 @@ def square(image: "Image", side: int) -> Float[Tensor, "3 side side"]:
     from PIL import Image
 
     longest = max(image.size)
+    if longest > LONGEST:  # a square of that would not fit the memory
+        image = image.resize([max(1, round(n * LONGEST / longest)) for n in image.size])
+        longest = max(image.size)
     page = Image.new("RGB", (longest, longest), (127, 127, 127))
     page.paste(image, ((longest - image.width) // 2, (longest - image.height) // 2))
     return _pixels(page.resize((side, side)))

@@ -15,7 +15,7 @@ from fastdllm.vision.prompt import MARK
 
 COMMANDS = {
     "/select": ("select", str, "the rule, for example /select threshold:0.9"),
-    "/cache": ("cache", str, "none, prefix or dual"),
+    "/cache": ("cache", str, "none, prefix, dual, or prefix:32"),
     "/tokens": ("max_tokens", int, "new tokens at most"),
     "/image": (None, None, "a picture for the next question, for example /image cat.png"),
     "/reset": (None, None, "forget the conversation"),
@@ -37,6 +37,8 @@ class Talk:
         """One more picture; a bad one is named at once."""
         if llm.eyes is None:
             raise InputError(f"{llm.name} reads text only; images want a LLaDA-V checkpoint")
+        if not path:
+            raise InputError("/image takes a path, for example /image cat.png")
         return replace(self, waiting=(*self.waiting, open_image(Path(path).expanduser())))
 
     def ask(self, line: str) -> "Talk":
@@ -63,8 +65,8 @@ def converse(llm: LLM, settings: Generation) -> None:
         try:
             if line == "/reset":
                 talk = Talk()
-            elif line.startswith("/image "):
-                talk = talk.show(llm, line.removeprefix("/image ").strip())
+            elif line.split(" ")[0] == "/image":
+                talk = talk.show(llm, line.removeprefix("/image").strip())
             elif line.startswith("/"):
                 settings = command(console, line, settings)
             elif line:
