@@ -173,9 +173,10 @@ def run(
         problems = task.some(every, limit, "")
         mine = [c for c in rows if (c.task, c.shots) == (task_name, shots)]
         folder = output / (task_name if shots is None else f"{task_name}-{shots}-shot")
-        settings = [c.settings(task.stop) for c in mine]
-        sheets = measure(llm, task, every, problems, settings, batch, folder, shots)
-        found |= dict(zip(mine, sheets, strict=True))
+        wanted = {c: c.settings(task.stop) for c in mine}
+        sheets = measure(llm, task, every, problems, list(wanted.values()), batch, folder, shots)
+        sheet_of = {sheet.settings: sheet for sheet in sheets}
+        found |= {cell: sheet_of[settings] for cell, settings in wanted.items()}
     return [found[cell] for cell in rows]
 
 
@@ -297,12 +298,13 @@ def write(
     name: str, llm: LLM, found: Sequence[Mapping[str, Any]], more: Extra, output: Path
 ) -> list[Path]:
     """The experiment as Markdown, CSV and JSON; returns what was written."""
+    place = "table-cache" if name == "fig-cache-scatter" else name  # the same rows, drawn
     about = {
         "experiment": name,
         "model": llm.name,
         "machine": machine(),
         "date": time.strftime("%Y-%m-%d"),
-        "paper": {k: v for k, v in paper().get(name, {}).items() if k != "rows"},
+        "paper": {k: v for k, v in paper().get(place, {}).items() if k != "rows"},
     }
     paths = [output / f"{name}.{kind}" for kind in ("md", "csv", "json")]
     paths[0].write_text(markdown(about, found, more))
