@@ -11,8 +11,8 @@ TOOLS  := $(VENV)/.tools
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
-	@echo "==> the rules on an oracle that knows the truth"
-	@$(BIN)/fastdllm oracle
+	@echo "==> a problem, then four rules under three caches, on the embedded model"
+	@$(BIN)/fastdllm demo
 
 test: $(TOOLS)
 	@echo "==> the tests"

@@ -35,7 +35,7 @@ from fastdllm.training.run import plot, read_metrics
 RULES = ("full", "threshold:0.9", "threshold:0.5", "factor:0.75", "frechet:0.25")
 LEFT_TO_RIGHT = "left to right"
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-BATCH = 50
+BATCH = 64
 DOCS = Path(__file__).parent.parent / "docs"
 
 

@@ -52,8 +52,10 @@ def _root(
         raise typer.Exit
 
 
-EMBEDDED = ""  # none has landed yet
-Model = Annotated[str, typer.Option("--model", "-m", help="A model folder, or a hub id.")]
+EMBEDDED = "tiny-llada"
+Model = Annotated[
+    str, typer.Option("--model", "-m", help="tiny-llada, a model folder or a hub id.")
+]
 Select = Annotated[str, typer.Option(help="The rule; `fastdllm rules` lists them.")]
 Cache = Annotated[str, typer.Option(help="none, prefix, dual, or prefix:32 to refresh it.")]
 MaxTokens = Annotated[int, typer.Option(help="New tokens at most.")]
@@ -153,7 +155,7 @@ def _load(
     from fastdllm.llm import LLM
 
     if not model:
-        raise InputError("no model was named; give --model with a folder or a hub id")
+        raise InputError("no model was named; give --model tiny-llada, a folder or a hub id")
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("loading", total=None)
@@ -290,7 +292,7 @@ def trace(
 
 @app.command()
 def inspect(
-    model: Annotated[str, typer.Argument(help="A model folder, or a hub id.")],
+    model: Annotated[str, typer.Argument(help="tiny-llada, a model folder or a hub id.")],
     length: Annotated[int, typer.Option(min=1, help="Prompt and new tokens together.")] = 1024,
     batch: Annotated[int, typer.Option(min=1, help="Rows at once.")] = 1,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens in a block.")] = 32,
