@@ -120,8 +120,8 @@ def choose_rule(
 ) -> Selector:
     """The rule that is named by its own option, or the fixed schedule.
 
-    >>> choose_rule(8, 256, 32, frechet_margin=0.25)
-    Frechet(margin=0.25)
+    >>> choose_rule(8, 256, 32, threshold=0.9)
+    Threshold(tau=0.9)
     """
     options = {"threshold": threshold, "factor": factor, "frechet_margin": frechet_margin}
     rules = {"threshold": Threshold, "factor": Factor, "frechet_margin": Frechet}

@@ -192,7 +192,7 @@ def generated(name: str) -> Generated:
     """One of the tasks made here, by its name.
 
     >>> generated("lists").held_out(1)[0].prompt.split(":")[0]
-    'Reverse this list'
+    'Replace toad with goat in this list'
     """
     if name not in GENERATED:
         raise InputError(f"unknown task '{name}'; {did_you_mean(name, GENERATED)}")
