@@ -77,8 +77,15 @@ def test_golden_cached_passes(golden_models, name: str) -> None:
         torch.testing.assert_close(got, recorded[f"cache.{name_}_logits"], rtol=0, atol=2e-4)
 
 
-@pytest.mark.usefixtures("unchecked")  # 336 runs: shapes are checked by the other tests
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+# Every third in each run, all 336 in the slow one; shapes are checked by the other tests.
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case["id"], marks=[pytest.mark.slow] if i % 3 else [])
+        for i, case in enumerate(CASES)
+    ],
+)
 def test_golden_generation(golden_models, case: dict) -> None:
     start = len(case["prompt"])
     ids, holes = canvas(case["prompt"], case["max_tokens"], case["mask_id"])
