@@ -52,7 +52,7 @@ def _root(
         raise typer.Exit
 
 
-EMBEDDED = "tiny-llada"
+DEFAULT = "tiny-llada"  # comes with the package
 Model = Annotated[
     str, typer.Option("--model", "-m", help="tiny-llada, a model folder or a hub id.")
 ]
@@ -74,7 +74,7 @@ def generate(
     prompt: Annotated[
         str, typer.Argument(help="The prompt; - or nothing reads it from stdin.")
     ] = "-",
-    model: Model = EMBEDDED,
+    model: Model = DEFAULT,
     select: Select = "frechet:0.25",
     cache: Cache = "prefix",
     max_tokens: MaxTokens = 256,
@@ -200,7 +200,7 @@ def _report(done: "Completion") -> None:
 
 @app.command()
 def chat(
-    model: Model = EMBEDDED,
+    model: Model = DEFAULT,
     select: Select = "frechet:0.25",
     cache: Cache = "prefix",
     max_tokens: MaxTokens = 256,
@@ -316,7 +316,7 @@ def rules() -> None:
 
 @app.command()
 def demo(
-    model: Model = EMBEDDED,
+    model: Model = DEFAULT,
     problems: Annotated[int, typer.Option(min=1, max=1000, help="How many to compare on.")] = 60,
     batch_size: Annotated[int, typer.Option(min=1, help="Problems decoded together.")] = 20,
     page: Annotated[Path, typer.Option(help="Where to write the trace's page.")] = Path(
@@ -359,7 +359,7 @@ Output = Annotated[
 @app.command("eval")
 def evaluate(
     task: TaskName,
-    model: Model = EMBEDDED,
+    model: Model = DEFAULT,
     select: Annotated[str, typer.Option(help="Rules, with commas between.")] = "full,frechet:0.25",
     cache: Annotated[str, typer.Option(help="Caches, with commas between.")] = "prefix",
     limit: Limit = None,
@@ -446,7 +446,7 @@ def evaluate(
 def sweep(
     task: TaskName,
     output: Annotated[Path, typer.Option(help="A folder for answers and figures; it resumes.")],
-    model: Model = EMBEDDED,
+    model: Model = DEFAULT,
     rules: Annotated[
         str, typer.Option(help="With commas between; threshold:0.7/0.9 names its values.")
     ] = "threshold,factor,frechet",
@@ -506,9 +506,7 @@ def reproduce(
             "fig-blocks, fig-margin, fig-cache-scatter, divergence or all."
         ),
     ],
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="A folder or hub id; else the embedded one.")
-    ] = "",
+    model: Model = DEFAULT,
     data: Annotated[
         Path | None, typer.Option(help="A folder with a benchmark in each subfolder; else the hub.")
     ] = None,
@@ -525,7 +523,7 @@ def reproduce(
 ) -> None:
     """Measure a table or figure of the paper, beside what the paper prints.
 
-    Without --model the embedded model answers its own little siblings of the benchmarks. Look at
+    An embedded model answers its own little siblings of the benchmarks. Look at
     it all with `fastdllm report`. The last line is JSON.
     """
     import json
@@ -533,15 +531,17 @@ def reproduce(
     from fastdllm.bench import reproduce as paper
     from fastdllm.bench.drawings import check, draw
     from fastdllm.eval.task import get
+    from fastdllm.models.loading import EMBEDDED
     from fastdllm.team import Team
 
     check()
-    names = paper.names(name, embedded=not model)
-    todo = {one: paper.cells(one, embedded=not model) for one in names}
+    embedded = model in EMBEDDED
+    names = paper.names(name, embedded)
+    todo = {one: paper.cells(one, embedded) for one in names}
     for task in {cell.task for rows in todo.values() for cell in rows}:
         get(task).check_allowed(allow_code_execution)
-    llm = _load(model or EMBEDDED, dtype, device)
-    count = 100 if not model and limit is None else limit
+    llm = _load(model, dtype, device)
+    count = 100 if embedded and limit is None else limit
     for one, rows in todo.items():
         sheets = paper.run(llm, rows, data, count, batch_size, output)
         if Team.here().rank:

@@ -41,7 +41,7 @@ def show(model: str, problems: int, batch: int, page: Path) -> None:
     console.print(table(title, sheets))
     console.print(
         "What to see: a forward pass is what costs, so few passes (NFE) at the accuracy of "
-        "`full`, which commits one token a pass, is what a rule is for; the caches make each pass "
-        "cheaper on top."
+        "`full`, which commits one token a pass, is what a rule is for (a small p says that the "
+        "accuracy is not that of the first line); the caches make each pass cheaper on top."
     )
     console.print(f"Open the trace of the problem above in a browser: {page}", soft_wrap=True)

@@ -64,6 +64,8 @@ def read(problem: Problem, extraction: Any) -> bool:
     c = problem.check
     if extraction is None or not str(extraction).strip():
         return False
+    if extraction in c["choices"]:
+        return same(extraction, problem.answer)
     found = normalize(extraction, c["kind"], c["answer_type"], c["choices"], c["precision"])
     return found is not None and same(found, problem.answer)
 
@@ -74,7 +76,7 @@ def score(problem: Problem, text: str) -> bool:
     found = extract(text, c["kind"], c["answer_type"], c["choices"])
     if found is None:
         found = answer_of(text, c["kind"], c["answer_type"], c["choices"])
-    return same(found, problem.answer) if found in c["choices"] else read(problem, found)
+    return read(problem, found)
 
 
 ASK = """Read a model's answer to a question and write down only what it answers: the letter of a \
@@ -104,7 +106,7 @@ def judge(problem: Problem, text: str, ask: Ask) -> bool | None:
     if re.fullmatch(r"\W*(?:none|n/?a|no answer)\W*", reply, re.IGNORECASE):
         return False
     found = answer_of(f"Answer: {reply}", c["kind"], c["answer_type"], c["choices"])
-    return same(found, problem.answer) if found in c["choices"] else read(problem, found)
+    return read(problem, found)
 
 
 TASK = Benchmark(
