@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from fastdllm import (
     TopK,
     parse,
 )
+from fastdllm.selection import Credit, Dilated, Hierarchy, Klass, LocalLeap, Near, Stable, Wino
 
 GOLDEN = [
     json.loads(line)
@@ -47,11 +49,18 @@ def test_golden(row: dict, dtype: torch.dtype) -> None:
 
 
 def slow(
-    rule: Selector, d: list[float], p2: list[float], h: list[float], masked: list[bool]
+    rule: Selector,
+    d: list[float],
+    p2: list[float],
+    h: list[float],
+    masked: list[bool],
+    place: list[int] | None = None,
+    signal: list[float] | None = None,
 ) -> set:
     here = [i for i in range(len(d)) if masked[i]]
     if not here:
         return set()
+    at = place or list(range(len(d)))
     order = sorted(here, key=lambda i: (h[i] if isinstance(rule, Entropy) else d[i], i))
     match rule:
         case Full():
@@ -73,7 +82,61 @@ def slow(
             n = max(n for n, s in enumerate(sums, 1) if s <= gamma)
         case Exact(margin):
             return slow_exact(margin, d, p2, here)
+        case Wino(tau, _):
+            cap = min(max(0.7 * len(here), 5), 20)
+            n = min(sum(d[i] < 1 - tau for i in order), int(cap))
+        case Stable(margin, caution):
+            moved = signal or []
+            n = len(slow(Frechet(margin), d, p2, h, masked))
+            for size in range(n + 1, len(order) + 1):
+                chosen = order[:size]
+                gap = math.prod(1 - d[i] for i in chosen)
+                gap *= 1 - max(p2[i] / (1 - d[i]) if d[i] < 1 else math.inf for i in chosen)
+                if gap - 2 * caution * sum(moved[i] for i in chosen) > margin:
+                    n = size
+        case Near(margin, known, radius):
+            others = {
+                i: sum(0 < abs(at[i] - at[j]) <= radius for j in here) / (2 * radius) for i in here
+            }
+            w = [d[i] * (known + (1 - known) * min(1, others[i])) for i in order]
+            return {i for k, i in enumerate(order) if sum(w[: k + 1]) + w[k] < 1 - margin} or {
+                order[0]
+            }
+        case Klass(tau, _, history):
+            held = signal or []
+            return {i for i in here if d[i] < 1 - tau and held[i] >= history} or {order[0]}
+        case Credit(tau):
+            n = sum(d[i] <= 1 - tau for i in order)
+        case LocalLeap(tau, relaxed, radius):
+            anchors = {i for i in here if d[i] <= 1 - tau}
+            leaps = {
+                i
+                for i in here
+                if d[i] <= 1 - relaxed and any(abs(at[i] - at[j]) <= radius for j in anchors)
+            }
+            return anchors | leaps or {order[0]}
+        case Hierarchy(tau, low):
+            chosen = {i for i in here if d[i] <= 1 - tau}
+            for i in here:
+                run = [j for j in here if _same_run(at, here, i, j)]
+                best = min(run, key=lambda j: (d[j], j))
+                if d[best] < 1 - low:
+                    chosen.add(best)
+            return chosen or {order[0]}
+        case Dilated(spacing, over):
+            inner = slow(over, d, p2, h, masked, place, signal)
+            first = order.index
+            return {
+                i
+                for i in inner
+                if not any(abs(at[i] - at[j]) < spacing and first(j) < first(i) for j in inner)
+            }
     return set(order[: max(n, 1)])
+
+
+def _same_run(at: list[int], here: list[int], i: int, j: int) -> bool:
+    low, high = sorted((at[i], at[j]))
+    return {at[k] for k in here} >= set(range(low, high + 1))
 
 
 def slow_exact(margin: float, d: list[float], p2: list[float], here: list[int]) -> set:
@@ -96,6 +159,14 @@ rules = st.one_of(
     st.builds(Frechet, margins, st.floats(0, 0.2)),
     margins.map(Exact),
     st.floats(0, 3).map(Entropy),
+    st.builds(LocalLeap, st.floats(0.5, 1), st.floats(0, 0.9), st.integers(0, 5)),
+    st.builds(Hierarchy, st.floats(0, 1), st.floats(0, 1)),
+    st.builds(Dilated, st.integers(1, 6), st.sampled_from([Frechet(0.1), Threshold(0.5)])),
+    st.builds(Klass, st.floats(0, 1), history=st.integers(1, 3)),
+    st.floats(0, 1).map(Credit),
+    st.floats(0, 1).map(Wino),
+    st.builds(Near, margins, st.floats(0, 1), st.integers(1, 4)),
+    st.builds(Stable, margins, st.floats(0, 2)),
 )
 
 
@@ -112,19 +183,15 @@ def random_profile(seed: int, batch: int = 1, positions: int = 8) -> Profile:
         runner_up=torch.minimum(doubt, 1 - doubt) * torch.rand(shape, generator=g),
         entropy=doubt * (1 + torch.rand(shape, generator=g)),
         masked=torch.rand(shape, generator=g) < 0.8,
+        position=torch.randint(1, 4, shape, generator=g).cumsum(dim=-1),
+        signal=(torch.rand(shape, generator=g) * 4 - 1).clamp(min=0) ** 2,
     )
 
 
 def close_call(rule: Selector, profile: Profile) -> bool:
     """Whether the decision hangs on the last digits, where two right versions may differ."""
     nudged = [
-        Profile(
-            profile.token,
-            (profile.doubt + shift).clamp(0, 1),
-            profile.runner_up,
-            profile.entropy + shift,
-            profile.masked,
-        )
+        replace(profile, doubt=(profile.doubt + shift).clamp(0, 1), entropy=profile.entropy + shift)
         for shift in (-2e-7, 2e-7)
     ]
     return not torch.equal(rule(nudged[0]), rule(nudged[1]))
@@ -136,7 +203,8 @@ def test_against_the_slow_version(rule: Selector, seed: int) -> None:
     profile = random_profile(seed)
     assume(not close_call(rule, profile))
     columns = [x[0].double().tolist() for x in (profile.doubt, profile.runner_up, profile.entropy)]
-    expected = slow(rule, *columns, profile.masked[0].tolist())
+    rest = (x[0].tolist() for x in (profile.masked, profile.position, profile.signal))
+    expected = slow(rule, *columns, *rest)
     assert set(rule(profile)[0].nonzero()[:, 0].tolist()) == expected
 
 
@@ -214,7 +282,7 @@ def test_monotone_in_every_confidence(name: str, seed: int, at: int, share: floa
     profile, rule = random_profile(seed), parse(name)
     surer = profile.doubt.clone()
     surer[0, at] *= share
-    raised = Profile(profile.token, surer, profile.runner_up, profile.entropy, profile.masked)
+    raised = replace(profile, doubt=surer)
     assert rule(raised).sum() >= rule(profile).sum()
 
 

@@ -72,7 +72,7 @@ class Policy:
 class Fresh:
     """The memory of a pass over whole canvases: nothing is kept."""
 
-    def __init__(self, mask: Bool[Tensor, "rows 1 1 keys"] | None) -> None:
+    def __init__(self, mask: Bool[Tensor, "rows 1 queries keys"] | None) -> None:
         self.mask = mask
 
     def update(self, layer: int, k: New, v: New) -> tuple[All, All]:

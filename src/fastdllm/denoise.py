@@ -4,6 +4,7 @@ Text, streaming, NFE, traces, plots, benchmarks and the server are all readers o
 The number of forward passes a row took is the number of its steps.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -16,7 +17,7 @@ from fastdllm.cache import Fresh, KVCache, Policy, Range
 from fastdllm.errors import InputError, LogitsError
 from fastdllm.models.transformer import Transformer
 from fastdllm.predict import Sampling, predict
-from fastdllm.selection import Profile, Selector
+from fastdllm.selection import Profile, Selector, Wino
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class Step:
     """What was proposed for each."""
     doubts: tuple[float, ...]
     committed: tuple[bool, ...]
+    raised: tuple[float, ...] = ()
+    """The doubts as a calibration left them; empty without one."""
+    taken_back: tuple[int, ...] = ()
+    """Positions that were known and are masked again."""
 
     @property
     def commits(self) -> dict[int, int]:
@@ -66,6 +71,8 @@ class Row:
     """Sequences that, once committed anywhere, end the canvas before them: LLaDA-V's stops."""
     picture: "Picture | None" = None
     sampling: Sampling | None = None
+    memory: Any = field(default=None, repr=False)
+    """What the rule keeps from step to step; see `Selector.recall`."""
     finish: str | None = None
     """Why it ended: "stop" or "length"; None while it has not."""
     opened: int | None = field(default=None, repr=False)
@@ -80,6 +87,7 @@ class Row:
         else:
             self.origin, self.end = int(spots[0]), int(spots[-1]) + 1
         self.whole = self.end
+        self.mask_id = int(self.ids[self.origin]) if len(spots) else -1
 
     @property
     def block(self) -> Range:
@@ -93,6 +101,9 @@ class Row:
         for position, token in step.commits.items():
             self.ids[position] = token
             self.masked[position] = False
+        if step.taken_back:
+            again = torch.tensor(step.taken_back)
+            self.ids[again], self.masked[again] = self.mask_id, True
         self.opened = step.block.start
         self.age = 1 if len(step.window) == len(self.ids) else self.age + 1
         if self.cuts and (cut := self._cut()) is not None:
@@ -146,10 +157,12 @@ def denoise(reader: Reader, rows: list[Row], forbidden: Sequence[int]) -> Iterat
                 row.masked[block.start : block.stop].nonzero()[:, 0] + block.start
                 for row, block in zip(group, blocks, strict=True)
             ]
-            logits = reader.read(group, windows, spots)  # 5
+            logits, twins = _read(reader, group, windows, blocks, spots)  # 5
             profile = _profile(logits, group, spots, forbidden)  # 6-9
             committed = _select(profile, group)  # 10-19
             told = _tell(profile, committed, group, spots)
+            for row, twin, what in zip(group, twins, told, strict=True):
+                what["taken_back"] = _taken_back(row, twin, sum(what["committed"]))
             for row, block, window, what in zip(group, blocks, windows, told, strict=True):
                 if row not in rows:  # taken away since the round began
                     continue
@@ -166,6 +179,43 @@ def _passes(rows: list[Row], windows: list[Range]) -> list[tuple[list[Row], list
     return [([r for r, _ in group], [w for _, w in group]) for group in (whole, part) if group]
 
 
+Twins = tuple[Int[Tensor, " tokens"], Float[Tensor, "tokens vocab"]] | None
+"""Known positions of a block, and what the model says of them without seeing them."""
+
+
+def _read(
+    reader: Reader,
+    rows: Sequence[Row],
+    windows: Sequence[Range],
+    blocks: Sequence[Range],
+    spots: Sequence[Tensor],
+) -> tuple[Float[Tensor, "wanted vocab"], list[Twins]]:
+    """One pass; for a rule that takes back, with a hidden twin of what the block already has."""
+    if not any(isinstance(row.select, Wino) for row in rows):
+        return reader.read(rows, windows, spots), [None] * len(rows)
+    if not isinstance(reader, CachedReader):
+        raise InputError("wino hides tokens from attention; wanted a checkpoint of ours")
+    known = []
+    for row, block in zip(rows, blocks, strict=True):
+        fixed = ~row.masked[block.start : block.stop]
+        mine = fixed if isinstance(row.select, Wino) else torch.zeros_like(fixed)
+        known.append(mine.nonzero()[:, 0] + block.start)
+    logits = reader.read(rows, windows, spots, known)
+    sizes = [len(part) for pair in zip(spots, known, strict=True) for part in pair]
+    parts = torch.split(logits, sizes)
+    return torch.cat(parts[::2]), list(zip(known, parts[1::2], strict=True))
+
+
+def _taken_back(row: Row, twins: Twins, committed: int) -> tuple[int, ...]:
+    """What the rule disowns; always fewer than were committed, or a block could go on for ever."""
+    if twins is None or not isinstance(row.select, Wino) or not len(twins[0]):
+        return ()
+    where, logits = twins
+    token = row.ids[where].to(logits.device)
+    confidence = logits.float().softmax(dim=-1).gather(-1, token[:, None])[:, 0].cpu()
+    return tuple(where[row.select.taken_back(confidence, committed - 1)].tolist())
+
+
 def _profile(
     logits: Float[Tensor, "wanted vocab"],
     rows: Sequence[Row],
@@ -176,8 +226,19 @@ def _profile(
     counts = [len(s) for s in spots]
     entropy = any(row.select.needs_entropy for row in rows)
     draws = [row.sampling for row in rows]
-    if any(draws):  # a row's noise must not depend on its neighbours: one after the other
-        parts = list(zip(torch.split(logits, counts), draws, strict=True))
+    signals: list[Tensor] = []
+    # A row's noise and its memory must not depend on its neighbours: one after the other.
+    if any(draws) or any(row.select.remembers for row in rows):
+        parts = []
+        for row, where, part in zip(rows, spots, torch.split(logits, counts), strict=True):
+            signal = torch.zeros(len(where), device=part.device)
+            if row.select.remembers:
+                never = torch.tensor(forbidden, device=part.device)
+                part, signal, row.memory = row.select.recall(
+                    row.memory, where.to(part.device), part.index_fill(-1, never, -math.inf)
+                )
+            parts.append((part, row.sampling))
+            signals.append(signal)
     else:
         parts = [(logits, None)]
     read = [
@@ -196,6 +257,8 @@ def _profile(
         runner_up=padded([p.runner_up for p in read if p.runner_up is not None]),
         entropy=padded([p.entropy for p in read if p.entropy is not None]) if entropy else None,
         masked=masked,
+        position=padded([where.to(logits.device) for where in spots]),
+        signal=padded(signals) if signals else None,
     )
 
 
@@ -216,7 +279,7 @@ def _tell(
     doubt_bits = profile.doubt.view(torch.int32)
     packed = torch.stack((profile.token, committed.long(), doubt_bits.long())).cpu()
     doubts = packed[2].int().view(torch.float32)
-    told = []
+    told: list[dict[str, Any]] = []
     for i, (row, where) in enumerate(zip(rows, spots, strict=True)):
         n = len(where)
         bad = doubts[i, :n].isnan()
@@ -231,9 +294,17 @@ def _tell(
                 "tokens": tuple(packed[0, i, :n].tolist()),
                 "doubts": tuple(doubts[i, :n].tolist()),
                 "committed": tuple(packed[1, i, :n].bool().tolist()),
+                "raised": _raised(profile, row.select, i, n),
             }
         )
     return told
+
+
+def _raised(profile: Profile, rule: Selector, row: int, count: int) -> tuple[float, ...]:
+    """The doubts the rule saw, if it is calibrated."""
+    if rule.calibration is None:
+        return ()
+    return tuple(rule.lowered(profile).doubt[row, :count].tolist())
 
 
 # --- Models ------------------------------------------------------------------------------------
@@ -270,10 +341,20 @@ class CachedReader:
 
     @torch.inference_mode()
     def read(
-        self, rows: Sequence[Row], windows: Sequence[Range], spots: Sequence[Tensor]
+        self,
+        rows: Sequence[Row],
+        windows: Sequence[Range],
+        spots: Sequence[Tensor],
+        twins: Sequence[Tensor] | None = None,
     ) -> Float[Tensor, "wanted vocab"]:
-        """One forward pass; the head only where it is wanted."""
+        """One forward pass; the head only where it is wanted.
+
+        A twin is a mask in the place of a known token, which sees all but that token and is seen
+        by none. Its logits follow those of its row's spots.
+        """
         widest = max(len(window) for window in windows)
+        if twins is not None:
+            return self._read_twins(rows, spots, twins, widest)
         ids = torch.zeros(len(rows), widest, dtype=torch.long)
         positions = torch.full((len(rows), widest), -1)
         for i, (row, window) in enumerate(zip(rows, windows, strict=True)):
@@ -292,6 +373,32 @@ class CachedReader:
         hidden = self.model.blocks_over(x, positions.clamp(min=0), memory, at)
         flat = hidden.flatten(0, 1)[real.flatten().nonzero()[:, 0].to(self.device)]
         logits: Tensor = self.model.head(flat)
+        return logits
+
+    def _read_twins(
+        self, rows: Sequence[Row], spots: Sequence[Tensor], twins: Sequence[Tensor], length: int
+    ) -> Float[Tensor, "wanted vocab"]:
+        """The whole canvas with the twins behind it."""
+        if self.cache is not None or self.shift or any(row.picture for row in rows):
+            raise InputError(
+                "wino wants cache none, a head that is not shifted, and no picture; "
+                "try another rule"
+            )
+        total = length + max(map(len, twins))
+        ids = torch.zeros(len(rows), total, dtype=torch.long)
+        positions = torch.zeros(len(rows), total, dtype=torch.long)
+        sees = torch.eye(total, dtype=torch.bool).repeat(len(rows), 1, 1)
+        wanted = []
+        for i, (row, spot, twin) in enumerate(zip(rows, spots, twins, strict=True)):
+            own, behind = len(row.ids), torch.arange(length, length + len(twin))
+            ids[i, :own], ids[i, behind] = row.ids, row.mask_id
+            positions[i, :own], positions[i, behind] = torch.arange(own), twin
+            sees[i, :, :own] = True
+            sees[i, behind, twin] = False
+            wanted.append(torch.cat((spot, behind)) + i * total)
+        memory = Fresh(sees[:, None].to(self.device))
+        hidden = self.model(ids.to(self.device), positions.to(self.device), memory)
+        logits: Tensor = self.model.head(hidden.flatten(0, 1)[torch.cat(wanted).to(self.device)])
         return logits
 
     def _see(

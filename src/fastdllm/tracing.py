@@ -68,4 +68,5 @@ class Trace:
 
 def _step(raw: dict[str, Any]) -> Step:
     lists = {k: tuple(raw[k]) for k in ("positions", "tokens", "doubts", "committed")}
+    lists |= {k: tuple(raw.get(k, ())) for k in ("raised", "taken_back")}
     return Step(raw["row"], Range(**raw["block"]), Range(**raw["window"]), **lists)

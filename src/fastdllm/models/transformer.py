@@ -28,7 +28,7 @@ Picked = Float[Tensor, "rows picked width"]
 class Memory(Protocol):
     """Where keys and values go between a layer's projections and its attention."""
 
-    mask: Bool[Tensor, "rows 1 1 keys"] | None
+    mask: Bool[Tensor, "rows 1 queries keys"] | None
     """Which keys count; None if all do."""
 
     def update(self, layer: int, k: Heads, v: Heads) -> tuple[Keys, Keys]:
