@@ -22,7 +22,7 @@ from fastdllm.bench import report, reproduce
 from fastdllm.bench.drawings import draw
 from fastdllm.bench.sweep import area, frontier, grid
 from fastdllm.eval.report import as_json, measure, table
-from fastdllm.eval.run import Sheet, about, ask, claim, describe, identity, read_lines, run, solve
+from fastdllm.eval.run import Sheet, about, ask, claim, describe, read_lines, run, solve
 from fastdllm.eval.summary import Summary, mcnemar, wilson
 from fastdllm.eval.task import Problem, Task, generated
 
@@ -146,9 +146,9 @@ def test_an_instruct_model_is_asked_in_chat(llm: LLM, monkeypatch: pytest.Monkey
 
 def test_other_weights_are_another_model(llm: LLM, folder: Path) -> None:
     other = LLM.load(folder, device="cpu")
-    assert identity(other) == identity(llm)
+    assert other.fingerprint == llm.fingerprint
     other.model.norm.weight[0] += 1  # type: ignore[union-attr,operator]
-    assert identity(other) != identity(llm)
+    assert other.fingerprint != llm.fingerprint
 
 
 def test_shares_of_two_processes_make_the_whole(

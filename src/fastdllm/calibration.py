@@ -8,6 +8,7 @@ token of this range is wrong at most that often. What it does not: the tokens of
 counted as if they were drawn apart, and other data has other rates.
 """
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -107,6 +108,12 @@ class Calibration:
                     f"{self.path} was measured on another {what} ({mine}, this one is {other}); "
                     "make one for it with fastdllm calibrate"
                 )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A short hash of all but where it lies."""
+        told = json.dumps({k: v for k, v in asdict(self).items() if k != "path"}, sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
         return self.path

@@ -12,6 +12,7 @@ from fastdllm.errors import FastDLLMError, InputError, did_you_mean
 
 if TYPE_CHECKING:
     from fastdllm.denoise import Row
+    from fastdllm.eval.tune import Trial
     from fastdllm.generation import Completion, Generation
     from fastdllm.llm import LLM
     from fastdllm.tokenizer import Message
@@ -440,6 +441,155 @@ def evaluate(
             + "\n"
         )
     print(json.dumps({**last, "results": results, "groups": groups}))
+
+
+@app.command()
+def calibrate(
+    output: Annotated[Path, typer.Option(help="Where to write it, as JSON; figures beside it.")],
+    task: Annotated[str, typer.Option(help="A task, as for eval.")] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="JSONL with prompt and answer; or the task's file.")
+    ] = None,
+    model: Model = DEFAULT,
+    select: Annotated[str, typer.Option(help="The rule whose states are measured.")] = (
+        "frechet:0.25"
+    ),
+    against: Annotated[
+        str, typer.Option(help="What is right: the reference answer, or the full-step result.")
+    ] = "reference",
+    level: Annotated[
+        float, typer.Option(help="How likely any range may be worse than it says.")
+    ] = 0.05,
+    limit: Annotated[int, typer.Option(min=2, help="Problems to measure on.")] = 200,
+    check: Annotated[int, typer.Option(min=0, help="Fresh problems to check it on.")] = 50,
+    batch_size: BatchSize = 16,
+    block_size: BlockSize = 32,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Measure how far a model's doubts can be trusted, for `frechet:0.25,calibration=FILE`.
+
+    A task that is generated is measured on training problems, so that its held-out ones stay
+    fresh. The last line is JSON.
+    """
+    import json
+    from dataclasses import replace
+    from functools import partial
+
+    from rich.progress import Progress
+
+    from fastdllm.bench.drawings import check as check_drawing
+    from fastdllm.bench.drawings import reliability
+    from fastdllm.eval.calibrate import coverage, coverage_text, fingerprint, fit, fresh, watch
+    from fastdllm.selection import parse
+
+    check_drawing()
+    if not 0 < level < 1:
+        raise InputError(f"the level is {level}; wanted a number in (0, 1), try 0.05")
+    if against not in ("reference", "full"):
+        raise InputError(f"against is '{against}'; wanted reference or full")
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise InputError(f"{output} cannot be written; name a file in a folder that exists")
+    name, problems = fresh(task, data, limit + check)
+    rule = parse(select)
+    llm = _load(model, dtype, device)
+    with Progress(transient=True) as bar:
+        ticket = bar.add_task("decoding", total=len(problems))
+        measure = partial(
+            watch, llm, against=against, block=block_size, batch=batch_size,
+            progress=lambda done: bar.advance(ticket, done),
+        )  # fmt: skip
+        seen = measure(problems[:limit], rule)
+        made = fit(llm, seen, path=str(output), data=f"{name}, {fingerprint(problems[:limit])}",
+                   rule=rule, against=against, level=level)  # fmt: skip
+        calibrated = replace(rule, calibration=made)
+        found = coverage(measure(problems[limit:], calibrated).steps if problems[limit:] else ())
+    made.save()
+    title = f"{llm.name}, {made.data}, {len(seen.right):,} tokens"
+    for path in [output, *reliability(made, title, output)]:
+        print(path)
+    print(coverage_text(found))
+    print(json.dumps({"calibration": str(output), "temperature": made.temperature,
+                      "upper": list(made.upper), "coverage": found}))  # fmt: skip
+
+
+@app.command()
+def tune(
+    task: TaskName,
+    model: Model = DEFAULT,
+    rule: Annotated[
+        str, typer.Option(help="The rule to set; frechet:0.5/0.25 names the values to try.")
+    ] = "frechet",
+    baseline: Annotated[str, typer.Option(help="What it is held against.")] = "full",
+    target_accuracy_drop: Annotated[
+        float, typer.Option(help="In points: how much worse it may be.")
+    ] = 0.5,
+    level: Annotated[float, typer.Option(help="How likely the answer may be wrong.")] = 0.05,
+    cache: Cache = "prefix",
+    limit: Limit = None,
+    data: Data = None,
+    images: Images = None,
+    shots: Shots = None,
+    allow_code_execution: AllowCode = False,
+    batch_size: BatchSize = 32,
+    max_tokens: MaxTokens = 256,
+    block_size: BlockSize = 32,
+    kind: Kind = "",
+    output: Output = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Find the boldest setting of a rule that is not worse than a baseline by more than a target.
+
+    Settings are tried from careful to bold, each by a test one may stop at any time; the first that
+    does not pass ends it. The last line is JSON.
+    """
+    import json
+    from dataclasses import asdict, replace
+
+    from fastdllm.bench.sweep import grid
+    from fastdllm.eval.report import trial_text
+    from fastdllm.eval.run import Sheet, about, claim
+    from fastdllm.eval.task import chosen
+    from fastdllm.eval.tune import tune as trials
+    from fastdllm.generation import Generation
+
+    if not 0 < level < 1:
+        raise InputError(f"the level is {level}; wanted a number in (0, 1), try 0.05")
+    if not 0 < target_accuracy_drop < 100:
+        raise InputError(f"the target is {target_accuracy_drop} points; wanted more than 0")
+    known, every, problems = chosen(task, data, shots, limit, kind, allow_code_execution, images)
+    base = Generation(max_tokens, block_size, baseline, cache, stop=known.stop)
+    settings = [replace(base, select=one) for one in grid([rule])]
+    llm = _load(model, dtype, device)
+    if output is not None:
+        claim(output, about(llm, known, every, shots))
+    sheets = [Sheet(output, one, problems=problems) for one in (base, *settings)]
+    found = []
+
+    def tell(trial: "Trial") -> None:
+        if sys.stderr.isatty():
+            print(trial_text(trial), end="\r", file=sys.stderr)
+
+    for trial in trials(
+        llm, known, problems, sheets[0], sheets[1:], target=target_accuracy_drop / 100, level=level,
+        batch=batch_size, tell=tell,
+    ):  # fmt: skip
+        print(trial_text(trial))
+        found.append(trial)
+    best = next((trial for trial in reversed(found) if trial.passed), None)
+    if best is None:
+        print(
+            f"No setting of {rule} is shown to be within {target_accuracy_drop:g} points of "
+            f"{baseline} on {found[-1].count} problems; more problems or a larger target may do."
+        )
+    else:
+        print(
+            f"{best.select}: {best.saved:.0%} fewer forward passes than {baseline}, and at most "
+            f"{target_accuracy_drop:g} points less accurate, with {1 - level:.0%} confidence."
+        )
+    print(json.dumps({"model": llm.name, "task": task, "best": best and best.select,
+                      "trials": [asdict(trial) for trial in found]}))  # fmt: skip
 
 
 @app.command()

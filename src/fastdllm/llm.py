@@ -1,5 +1,6 @@
 """LLM: a model and its tokenizer, ready to generate."""
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -100,6 +101,16 @@ class LLM:
         if model.eyes is not None and tokenizer is not None:
             model.cut_vocabulary(len(tokenizer))
         return cls(model, tokenizer, mask_id=mask_id, name=str(name))
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of the weights: the start of every tensor."""
+        known = hashlib.sha256()
+        if isinstance(self.model, torch.nn.Module):
+            for name, parameter in self.model.named_parameters():
+                first = parameter.detach().flatten()[:16].float().cpu()
+                known.update(f"{name} {tuple(parameter.shape)} {first.tolist()}".encode())
+        return known.hexdigest()[:16]
 
     # --- Generating ----------------------------------------------------------------------------
 
@@ -259,6 +270,9 @@ class LLM:
 
     def _row(self, ids: list[int], masked: list[bool], settings: Generation, number: int) -> Row:
         self._check_length(len(ids))
+        if settings.rule.calibration is not None:
+            written = self.tokenizer.fingerprint if self.tokenizer else ""
+            settings.rule.calibration.check(self.fingerprint, written)
         if self.vocab is not None and not all(0 <= i < self.vocab for i in ids):
             bad = next(i for i in ids if not 0 <= i < self.vocab)
             raise InputError(

@@ -1,5 +1,6 @@
 """Text to ids and back, and the chat template, all read from the checkpoint's own files."""
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,6 +45,11 @@ class Tokenizer:
         if found is None:
             raise CheckpointError(f"the tokenizer has no {token}, which this family needs")
         return found
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A short hash of the whole of it."""
+        return hashlib.sha256(self.core.to_str().encode()).hexdigest()[:16]
 
     def __len__(self) -> int:
         return int(self.core.get_vocab_size(with_added_tokens=True))

@@ -1,9 +1,12 @@
 """The figures of `fastdllm reproduce`: SVG and PNG from measured rows."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from fastdllm.calibration import EDGES, Calibration
 from fastdllm.errors import InputError
 
 Rows = Sequence[Mapping[str, Any]]
@@ -142,6 +145,31 @@ def check() -> None:
         raise InputError("figures want matplotlib; try: pip install 'fastdllm[plots]'") from None
 
 
+def reliability(made: Calibration, title: str, beside: Path) -> list[Path]:
+    """How often a token was wrong against how doubtful it was said to be, and the upper end."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    middles = [math.sqrt(max(a, b / 3) * b) for a, b in pairwise(EDGES)]
+    shown = [i for i, n in enumerate(made.counts) if n]
+    rate = [max(made.wrong[i] / made.counts[i], 1e-6) for i in shown]
+    axes[0].plot([1e-5, 1], [1e-5, 1], color="#999999", linestyle="--", label="as it says")
+    x = [middles[i] for i in shown]
+    axes[0].plot(x, rate, marker="o", color="#d95f02", label="measured")
+    upper = [made.upper[i] for i in shown]
+    label = f"upper end, level {made.level:g}"
+    axes[0].plot(x, upper, marker="_", color="#1b9e77", label=label)
+    axes[0].set(xscale="log", yscale="log", xlabel="reported doubt", ylabel="share wrong")
+    axes[0].legend(frameon=False)
+    axes[1].bar(range(len(shown)), [made.counts[i] for i in shown], color="#7570b3")
+    axes[1].set(yscale="log", xlabel="reported doubt, up to", ylabel="tokens")
+    axes[1].set_xticks(range(len(shown)), [f"{EDGES[i + 1]:g}" for i in shown], fontsize=7)
+    return _save(figure, title, beside.parent, beside.stem)
+
+
 def draw(
     name: str, rows: Rows, title: str, folder: Path, more: Mapping[str, Any] | None = None
 ) -> list[Path]:
@@ -153,7 +181,13 @@ def draw(
 
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     DRAWINGS.get(name, bars)(axes, rows, more or {})
-    for axis in axes:
+    return _save(figure, title, folder, name)
+
+
+def _save(figure: Any, title: str, folder: Path, name: str) -> list[Path]:
+    import matplotlib.pyplot as plt
+
+    for axis in figure.axes:
         axis.grid(alpha=0.3)
     figure.suptitle(title)
     paths = [folder / f"{name}.{kind}" for kind in ("svg", "png")]

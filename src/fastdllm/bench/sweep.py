@@ -8,14 +8,22 @@ from fastdllm.eval.run import Sheet
 from fastdllm.eval.summary import Summary
 
 GRIDS = {
-    "threshold": (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99),
+    "threshold": (0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5),
     "factor": (0.1, 0.25, 0.5, 0.75, 1.0, 1.5),
-    "frechet": (0.05, 0.1, 0.25, 0.5, 0.75, 0.9),
-    "exact": (0.05, 0.1, 0.25, 0.5, 0.75, 0.9),
+    "frechet": (0.9, 0.75, 0.5, 0.25, 0.1, 0.05),
+    "exact": (0.9, 0.75, 0.5, 0.25, 0.1, 0.05),
     "entropy": (0.01, 0.05, 0.1, 0.5, 1.0, 2.0),
     "topk": (1, 2, 4, 8),
+    "localleap": (0.99, 0.95, 0.9, 0.8, 0.7),
+    "hierarchy": (0.99, 0.95, 0.9, 0.8, 0.7),
+    "dilated": (4, 3, 2, 1),
+    "klass": (0.9, 0.8, 0.7, 0.6, 0.5),
+    "credit": (0.99, 0.95, 0.9, 0.8, 0.7),
+    "wino": (0.9, 0.8, 0.7, 0.6),
+    "near": (0.9, 0.75, 0.5, 0.25, 0.1, 0.05),
+    "stable": (0.9, 0.75, 0.5, 0.25, 0.1, 0.05),
 }
-"""Values to try, from bold to careful or the other way."""
+"""Values to try, from careful to bold."""
 
 Point = tuple[float, float]
 """Cost and accuracy."""

@@ -5,7 +5,8 @@ Solve for x: 3x + 5 = 26.
 First subtract 5 from both sides. This gives 3x = 26 - 5 = 21. Then divide both sides by 3.
 This gives x = 21 / 3 = 7. The answer is $\boxed{7}$.
 
-Every sum has a number of one digit in it.
+Every sum has a number of one digit in it. The wording is drawn, and so is every order that is free:
+of two terms, of two factors, of what is collected first.
 """
 
 import random
@@ -13,7 +14,7 @@ import re
 from math import gcd
 
 from fastdllm.eval.scoring import math_equal
-from fastdllm.eval.task import Generated, Problem
+from fastdllm.eval.task import Generated, Problem, say
 
 LETTERS = ("x", "y", "z", "n", "t", "k")
 
@@ -25,24 +26,30 @@ def one_side(rng: random.Random) -> tuple[str, str, str]:
     c = a * x + b if plus else a * x - b
     if not 10 <= c <= 99:
         return one_side(rng)
-    sign, verb, undo = ("+", "subtract {} from", "-") if plus else ("-", "add {} to", "+")
+    sign, verb = ("+", "subtract {} from") if plus else ("-", "add {} to")
+    done = f"{c} - {b}" if plus else _either(rng, " + ", c, b)
     solved = (
-        f"First {verb.format(b)} both sides. This gives {a}x = {c} {undo} {b} = {a * x}. "
-        f"{_divide(a, x)}"
+        f"{_first(rng)} {verb.format(b)} {_sides(rng)}. {_gives(rng)} {a}x = {done} = {a * x}. "
+        f"{_divide(rng, a, x)}"
     )
     return f"Solve for x: {a}x {sign} {b} = {c}.", solved, str(x)
 
 
 def two_sides(rng: random.Random) -> tuple[str, str, str]:
-    """ax + b = cx + d."""
+    """ax + b = cx + d; the terms with x go first, or the numbers."""
     a, x = _factors(rng)  # what is left of x after collecting
     c, b = rng.randint(2, 9), rng.randint(1, 9)
     d = a * x + b
     if a + c > 9 or d > 99:
         return two_sides(rng)
+    moved, left, other = f"{c}x", f"{a}x + {b} = {d}", f"{b}"
+    if rng.random() < 0.5:
+        moved, left, other = f"{b}", f"{a + c}x = {c}x + {a * x}", f"{c}x"
+    ends = f"{d} - {b} = {a * x}" if other == f"{b}" else f"{a * x}"
     solved = (
-        f"First subtract {c}x from both sides. This gives {a}x + {b} = {d}. "
-        f"Then subtract {b} from both sides. This gives {a}x = {d} - {b} = {a * x}. {_divide(a, x)}"
+        f"{_first(rng)} subtract {moved} from {_sides(rng)}. {_gives(rng)} {left}. "
+        f"{_then(rng)} subtract {other} from {_sides(rng)}. {_gives(rng)} {a}x = {ends}. "
+        f"{_divide(rng, a, x)}"
     )
     return f"Solve for x: {a + c}x + {b} = {c}x + {d}.", solved, str(x)
 
@@ -56,10 +63,12 @@ def fractions(rng: random.Random) -> tuple[str, str, str]:
     if gcd(b, d) > 1 or gcd(a, b) > 1 or gcd(c, d) > 1 or b * d < 10 or top < 1 or c * b > 9:
         return fractions(rng)
     sign = "+" if plus else "-"
+    done = _either(rng, " + ", a * d, c * b) if plus else f"{a * d} - {c * b}"
     solved = (
-        f"The common denominator is {b} * {d} = {b * d}. The first numerator is "
-        f"{a} * {d} = {a * d}. The second numerator is {c} * {b} = {c * b}. "
-        f"Together they are {a * d} {sign} {c * b} = {top}."
+        f"The common denominator {_is(rng)} {_either(rng, ' * ', b, d)} = {b * d}. "
+        f"The first numerator {_is(rng)} {_either(rng, ' * ', a, d)} = {a * d}. "
+        f"The second numerator {_is(rng)} {_either(rng, ' * ', c, b)} = {c * b}. "
+        f"{say(rng, 'Together they are', 'So this makes')} {done} = {top}."
     )
     asked = f"Compute \\frac{{{a}}}{{{b}}} {sign} \\frac{{{c}}}{{{d}}}."
     return asked, solved, f"\\frac{{{top}}}{{{b * d}}}"
@@ -71,16 +80,44 @@ def expand(rng: random.Random) -> tuple[str, str, str]:
     c, d = rng.randint(2, 4), rng.randint(2, 4)
     if a + c > 9 or c * d > 9:
         return expand(rng)
+    terms = f"{_either(rng, ' + ', f'{a}x', f'{c}x')} = {a + c}x"
+    numbers = f"{_either(rng, ' + ', a * b, c * d)} = {a * b + c * d}"
     solved = (
-        f"Expand the first part: {a}(x + {b}) = {a}x + {a * b}. "
-        f"Expand the second part: {c}(x + {d}) = {c}x + {c * d}. "
-        f"Collect the terms: {a}x + {c}x = {a + c}x and {a * b} + {c * d} = {a * b + c * d}."
+        f"{say(rng, 'Expand the first part:', 'The first part is')} {a}(x + {b}) = {a}x + {a * b}. "
+        f"{say(rng, 'Expand the second part:', 'The second part is')} {c}(x + {d}) = "
+        f"{c}x + {c * d}. {say(rng, 'Collect the terms:', 'Then together:', 'Together')} "
+        f"{_either(rng, ' and ', terms, numbers)}."
     )
     return (
         f"Expand and collect: {a}(x + {b}) + {c}(x + {d}).",
         solved,
         f"{a + c}x + {a * b + c * d}",
     )
+
+
+def _either(rng: random.Random, between: str, *parts: object) -> str:
+    """Two parts, in one order or the other."""
+    return between.join(map(str, rng.sample(parts, 2)))
+
+
+def _first(rng: random.Random) -> str:
+    return say(rng, "First", "First we", "We first")
+
+
+def _then(rng: random.Random) -> str:
+    return say(rng, "Then", "Now", "Then we")
+
+
+def _sides(rng: random.Random) -> str:
+    return say(rng, "both sides", "the two sides", "each side")
+
+
+def _gives(rng: random.Random) -> str:
+    return say(rng, "This gives", "So", "That makes")
+
+
+def _is(rng: random.Random) -> str:
+    return say(rng, "is", "is now", "becomes")
 
 
 def _factors(rng: random.Random) -> tuple[int, int]:
@@ -91,15 +128,16 @@ def _factors(rng: random.Random) -> tuple[int, int]:
             return a, b
 
 
-def _divide(a: int, x: int) -> str:
-    return f"Then divide both sides by {a}. This gives x = {a * x} / {a} = {x}."
+def _divide(rng: random.Random, a: int, x: int) -> str:
+    return f"{_then(rng)} divide {_sides(rng)} by {a}. {_gives(rng)} x = {a * x} / {a} = {x}."
 
 
 def make(rng: random.Random) -> Problem:
     """One problem, of one of the four kinds, in one of six letters."""
     kind = rng.choices((one_side, two_sides, fractions, expand), (2, 3, 2, 3))[0]
     prompt, solved, result = kind(rng)
-    answer = f"{solved} The answer is $\\boxed{{{result}}}$."
+    ends = say(rng, "The answer is", "So the answer is", "The result is")
+    answer = f"{solved} {ends} $\\boxed{{{result}}}$."
     if kind is not fractions:
         letter = rng.choice(LETTERS)
         prompt, answer, result = (_in_letter(s, letter) for s in (prompt, answer, result))
@@ -120,4 +158,4 @@ def score(problem: Problem, text: str) -> bool:
     return math_equal(problem.check["result"], text)
 
 
-TASK = Generated("algebra", 1, score, make=make)
+TASK = Generated("algebra", 2, score, make=make)

@@ -5,20 +5,21 @@ r'''Functions, HumanEval's and MBPP's little sibling: a description, an example 
 
     def total(values):
         """Return the sum of the squares of the even numbers in values."""
-        result = 0
-        for n in values:
-            if n % 2 == 0:
-                result += n * n
-        return result
+        result = 0  # starts with this
+        for n in values:  # for each of them
+            if n % 2 == 0:  # with this number
+                result += n * n  # so add this
+        return result  # that is the result
 
-The function's name is drawn; it must be the same wherever it stands.
+The function's name is drawn; it must be the same wherever it stands. So is the wording of the
+comments, word by word.
 '''
 
 import random
 
 from fastdllm.eval.sandbox import passes
 from fastdllm.eval.scoring import extract_code
-from fastdllm.eval.task import Generated, Problem
+from fastdllm.eval.task import Generated, Problem, say
 
 NAMES = ("total", "solve", "compute", "measure", "collect", "select", "combine", "process")
 
@@ -60,11 +61,16 @@ def make(rng: random.Random) -> Problem:
     holes["which"] = which.format_map(holes)
     holes["these"] = how.format_map(holes)
     asked = words.format_map(holes) + " in values"
-    lines = [f"def {name}(values):", f'    """Return {asked}."""']
+    lines = [
+        f"def {name}(values):",
+        f'    """{say(rng, "Return", "Compute", "Collect")} {asked}."""',
+    ]
     lines += [f"    result = {start}", "    for n in values:"]
     lines += ["        if " + condition.format_map(holes) + ":"]
     lines += ["            " + each.format_map(holes), f"    return {end}"]
-    code = "\n".join(lines)
+    code = "\n".join(
+        [*lines[:2], *(f"{line}  # {_note(rng, i)}" for i, line in enumerate(lines[2:]))]
+    )
     calls = [[rng.randint(-9, 20) for _ in range(rng.randint(4, 8))] for _ in range(5)]
     shown = [rng.randint(1, 19) for _ in range(3)]
     results = _results(code, name, [shown, *calls])
@@ -75,6 +81,19 @@ def make(rng: random.Random) -> Problem:
     pairs = zip(calls, results[1:], strict=True)
     tests = [f"assert {name}({call}) == {result}" for call, result in pairs]
     return Problem(prompt, code, {"tests": tests})
+
+
+NOTES = (  # a comment for each line: the ways to say each word of it
+    (("starts", "first"), ("with", "from"), ("this", "that")),
+    (("for", "takes", "now"), ("each", "more"), ("of",), ("them", "the values", "the numbers")),
+    (("with", "for", "from"), ("this", "that", "each"), ("number", "part")),
+    (("so", "and"), ("add", "takes"), ("this", "that", "the number")),
+    (("that", "this"), ("is", "was"), ("the",), ("result", "answer", "total")),
+)
+
+
+def _note(rng: random.Random, line: int) -> str:
+    return " ".join(say(rng, *ways) for ways in NOTES[line])
 
 
 def _results(code: str, name: str, calls: list[list[int]]) -> list[object]:
@@ -90,4 +109,4 @@ def score(problem: Problem, text: str) -> bool:
     return passes(extract_code(text), problem.check["tests"])
 
 
-TASK = Generated("functions", 2, score, runs_code=True, make=make)
+TASK = Generated("functions", 3, score, runs_code=True, make=make)

@@ -9,33 +9,35 @@
     1. cat
     2. owl
     3. fox
+    That is all.
 
 Committing in parallel is harmless for a copy and dangerous for a shuffle: there every permutation
-is right and a repeated item is wrong, so no place can be filled without looking at the others.
+is right and a repeated item is wrong, so no place can be filled without looking at the others. The
+wording around the list is drawn.
 """
 
 import random
 import re
 
-from fastdllm.eval.task import Generated, Problem
+from fastdllm.eval.task import Generated, Problem, say
 
 WORDS = (
     "ant", "bear", "cat", "deer", "eel", "fox", "goat", "hare", "ibis", "lamb", "mole", "newt",
     "owl", "pig", "rat", "seal", "toad", "vole", "wolf", "yak",
 )  # fmt: skip
 HEADINGS = {
-    "copy": "Here is the same list again:",
-    "reverse": "Here is the list in reverse order:",
-    "sort": "Here is the list in alphabetical order:",
-    "replace": "Here is the list with the new word:",
-    "shuffle": "Here is the list in random order:",
+    "copy": "again",
+    "reverse": "in reverse order",
+    "sort": "in alphabetical order",
+    "replace": "with the new word",
+    "shuffle": "in random order",
 }
 
 
 def make(rng: random.Random) -> Problem:
     """One problem, of one of the five kinds."""
     kind = rng.choice(tuple(HEADINGS))
-    words = rng.sample(WORDS, rng.randint(9, 12))
+    words = rng.sample(WORDS, rng.randint(7, 10))
     asked, result = f"{kind.capitalize()} this list", list(words)
     if kind == "reverse":
         result = words[::-1]
@@ -49,7 +51,10 @@ def make(rng: random.Random) -> Problem:
         asked = f"Replace {old} with {new} in this list"
         result = [new if w == old else w for w in words]
     prompt = f"{asked}:\n{_numbered(words)}"
-    answer = f"{HEADINGS[kind]}\n{_numbered(result)}"
+    opening = f"{say(rng, 'Here', 'This')} is {say(rng, 'the', 'this', 'that')}"
+    closing = f"{say(rng, 'That', 'This')} is {say(rng, 'all', 'the result', 'the answer')}"
+    heading = f"{opening} {say(rng, 'list', 'same list', 'new list')} {HEADINGS[kind]}"
+    answer = f"{heading}{say(rng, ':', ' now:')}\n{_numbered(result)}\n{closing}."
     return Problem(prompt, answer, {"kind": kind, "result": result})
 
 
@@ -67,4 +72,4 @@ def score(problem: Problem, text: str) -> bool:
     return words == wanted and numbers == list(range(1, len(wanted) + 1))
 
 
-TASK = Generated("lists", 3, score, make=make)
+TASK = Generated("lists", 4, score, make=make)

@@ -73,16 +73,6 @@ def _pictures(problems: Sequence[Problem]) -> list[list[Any]]:
 # --- Files -------------------------------------------------------------------------------------
 
 
-def identity(llm: LLM) -> str:
-    """A short hash of the weights: the start of every tensor."""
-    known = hashlib.sha256()
-    if isinstance(llm.model, torch.nn.Module):
-        for name, parameter in llm.model.named_parameters():
-            first = parameter.detach().flatten()[:16].float().cpu()
-            known.update(f"{name} {tuple(parameter.shape)} {first.tolist()}".encode())
-    return known.hexdigest()[:16]
-
-
 def dtype(llm: LLM) -> str:
     """What the model computes in."""
     if not isinstance(llm.model, torch.nn.Module):
@@ -93,7 +83,10 @@ def dtype(llm: LLM) -> str:
 def describe(settings: Generation) -> dict[str, Any]:
     """Everything of a setting that can change an answer."""
     values = {k: v for k, v in vars(settings).items() if k != "select"}
-    return {"select": str(settings.rule), **values, "stop": list(settings.stops)}
+    found = {"select": str(settings.rule), **values, "stop": list(settings.stops)}
+    if settings.rule.calibration is not None:  # the file of that name may be another one day
+        found["calibration"] = settings.rule.calibration.fingerprint
+    return found
 
 
 class Sheet:
@@ -210,7 +203,7 @@ def about(llm: LLM, task: Task, problems: Sequence[Problem], shots: int | None) 
     known = hashlib.sha256(told.encode())
     return {
         "model": llm.name,
-        "weights": identity(llm),
+        "weights": llm.fingerprint,
         "dtype": dtype(llm),
         "task": task.name,
         "version": task.version,

@@ -2,19 +2,19 @@
 
     Mia has 34 shells. She finds 7 more. She gives 5 shells to Tom. How many shells are left?
 
-    Mia starts with 34 shells. She finds 7, so now she has 34 + 7 = 41 shells. She gives away 5, so
-    now she has 41 - 5 = 36 shells.
+    Mia starts with 34 shells. She finds 7, so now she has 7 + 34 = 41 shells. Then she gives away
+    5, which makes 41 - 5 = 36.
     #### 36
 
 Every total has two digits and every change one, so that how long a number is says nothing about
-which one it is. How an answer says "so now she has" is drawn once for the whole of it: all its
-sentences depend on that draw.
+which one it is. The wording of each sentence is drawn, and which number of a sum comes first: there
+two digits depend on each other, and committing both at once can go wrong.
 """
 
 import random
 import re
 
-from fastdllm.eval.task import Generated, Problem
+from fastdllm.eval.task import Generated, Problem, say
 
 SHE = ("Mia", "Anna", "Lucy", "Emma", "Sara", "Nina", "Zoe", "Ruth")
 HE = ("Tom", "Ben", "Sam", "Max", "Leo", "Paul", "Jack", "Omar")
@@ -23,7 +23,7 @@ OBJECTS = (
     "cakes", "balls", "kites", "beads", "plums", "maps",
 )  # fmt: skip
 BOXES = ("boxes", "bags", "jars", "packs")
-LEADS = (", so now {he} has", ", which makes")
+LEADS = (", so now {he} has", ", which makes", ", so that is")
 
 # Kind of step -> what the problem says, and how the answer takes it up.
 GAIN = (
@@ -65,14 +65,15 @@ def make(rng: random.Random) -> Problem:
         "He": "She" if she else "He",
         "him": "her" if she else "him",
     }
-    lead = rng.choice(LEADS)
     total = rng.randint(12, 89)
     told = [f"{{name}} has {total} {{objects}}."]
-    solved = [f"{{name}} starts with {total} {{objects}}."]
+    solved = [say(rng, "{name} starts with", "First {name} has") + f" {total} {{objects}}."]
     for _ in range(rng.choices((2, 3, 4, 5), (4, 3, 2, 1))[0]):
         said, taken, sum_, total = _step(rng, total)
         told.append(said)
-        solved.append(f"{taken}{lead} {sum_} {{objects}}.")
+        if say(rng, "", "Then"):
+            taken = f"Then {taken.replace('{He}', '{he}').replace('The', 'the')}"
+        solved.append(f"{taken}{say(rng, *LEADS)} {sum_}{say(rng, ' {objects}', '')}.")
     ask = rng.choice(("How many {objects} does {name} have now?", "How many {objects} are left?"))
     prompt = " ".join([*told, ask]).format_map(words)
     answer = " ".join(solved).format_map(words) + f"\n#### {total}"
@@ -86,10 +87,11 @@ def _step(rng: random.Random, total: int) -> tuple[str, str, str, int]:
         k, a, b = rng.randint(2, 9), rng.randint(2, 4), rng.randint(2, 4)
         if kind is PACKS:
             k = a * b
+        gained = " + ".join(rng.sample((str(total), str(k)), 2))
         new, sum_ = {
-            GAIN: (total + k, f"{total} + {k}"),
+            GAIN: (total + k, gained),
             LOSS: (total - k, f"{total} - {k}"),
-            PACKS: (total + k, f"{total} + {k}"),
+            PACKS: (total + k, gained),
             DOUBLE: (total * 2, f"{total} * 2"),
             HALF: (total // 2, f"{total} / 2"),
         }[kind]
@@ -109,4 +111,4 @@ def score(problem: Problem, text: str) -> bool:
     return bool(found) and int(found[-1]) == problem.check["result"]
 
 
-TASK = Generated("word-problems", 2, score, make=make)
+TASK = Generated("word-problems", 3, score, make=make)

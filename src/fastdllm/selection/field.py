@@ -93,7 +93,7 @@ class Hierarchy(Selector):
         return (ranked.doubt <= 1 - self.tau) | (first & (ranked.doubt < 1 - self.low))
 
 
-def _rule(name: str, value: object) -> Selector:
+def plain_rule(name: str, value: object) -> Selector:
     """A rule from its string."""
     from fastdllm.selection import parse
 
@@ -118,7 +118,7 @@ class Dilated(Selector):
     """
 
     spacing: int = setting("[1, 1e9]", 2, int)
-    over: Selector = field(default_factory=Frechet, metadata={"read": _rule})
+    over: Selector = field(default_factory=Frechet, metadata={"read": plain_rule})
     name = "dilated"
 
     def _accept(self, ranked: Profile) -> Mask:
@@ -132,11 +132,11 @@ class Dilated(Selector):
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """What a rule kept of a row's last step: a row of values for each spot, and a count."""
+    """What a rule kept of a row's last step: a row of values for each spot, and its signal."""
 
     spots: Int[Tensor, " spots"]
     values: Float[Tensor, "spots vocab"]
-    count: Int[Tensor, " spots"]
+    signal: Float[Tensor, " spots"]
 
     def at(self, spots: Int[Tensor, " now"]) -> tuple[Int[Tensor, " now"], Bool[Tensor, " now"]]:
         """Where each spot stood then, and whether it did; spots rise."""
@@ -172,12 +172,12 @@ class Klass(Selector):
     ) -> tuple[Tensor, Tensor, Past]:
         """The signal: for how many steps it has been calm."""
         now = shares(logits)
-        calm = torch.zeros_like(spots)
+        calm = torch.zeros(spots.shape, device=logits.device)
         if past is not None:
             index, seen = past.at(spots)
             moved = (now.exp() * (now - past.values[index])).sum(dim=-1)
-            calm = torch.where(seen & (moved < self.limit), past.count[index] + 1, 0)
-        return logits, calm.float(), Past(spots, now, calm)
+            calm = torch.where(seen & (moved < self.limit), past.signal[index] + 1, 0.0)
+        return logits, calm, Past(spots, now, calm)
 
     def _accept(self, ranked: Profile) -> Mask:
         return (ranked.doubt < 1 - self.tau) & (signal(self, ranked) >= self.history)
@@ -211,7 +211,8 @@ class Credit(Selector):
             credit = self.beta * past.values[index] * seen[:, None]
         credit = credit.scatter_add(-1, token, (self.gamma * best).exp())
         raised = logits.float() + self.alpha * credit.log1p()
-        return raised, credit.gather(-1, token)[:, 0], Past(spots, credit, torch.zeros_like(spots))
+        own = credit.gather(-1, token)[:, 0]
+        return raised, own, Past(spots, credit, own)
 
     def _accept(self, ranked: Profile) -> Mask:
         return ranked.doubt <= 1 - self.tau

@@ -66,7 +66,7 @@ class Stable(Selector):
             index, seen = past.at(spots)
             far = (now.exp() - past.values[index].exp()).abs().sum(dim=-1) / 2
             moved = torch.where(seen, far, torch.inf)
-        return logits, moved, Past(spots, now, torch.zeros_like(spots))
+        return logits, moved, Past(spots, now, moved)
 
     def _accept(self, ranked: Profile) -> Mask:
         moved = signal(self, ranked)

@@ -1,0 +1,261 @@
+"""`fastdllm calibrate`: decode, hold what was said against the truth, and put an end to its error.
+
+Decoding goes in a rule's own order, so the states are those the rule meets; the true token is put
+in whatever was said, so that there is one truth at every step. Every masked position of the block
+is noted at every step, committed or not.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from fastdllm.calibration import EDGES, MOVES, Calibration
+from fastdllm.denoise import Row, Step, denoise
+from fastdllm.errors import InputError
+from fastdllm.eval.run import ask
+from fastdllm.eval.summary import wilson
+from fastdllm.eval.task import GENERATED, Problem, generated, get
+from fastdllm.generation import Generation
+from fastdllm.llm import LLM
+from fastdllm.selection import Frechet, Full, Mask, Profile, Selector, Stable
+from fastdllm.selection.field import Past, plain_rule
+from fastdllm.training.data import read_jsonl
+
+
+@dataclass(frozen=True)
+class Watch(Stable):
+    """Another rule's decisions, with a memory of how far every marginal moved."""
+
+    over: Selector = field(default_factory=Frechet, metadata={"read": plain_rule})
+    name = "watch"
+
+    def _accept(self, ranked: Profile) -> Mask:
+        return self.over._accept(ranked)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was said, and whether it was so."""
+
+    doubt: Float[Tensor, " tokens"]
+    right: Bool[Tensor, " tokens"]
+    moved: Float[Tensor, "pairs 2"]
+    """How far a marginal moved in one step, and in the next."""
+    steps: "tuple[Certified, ...]"
+
+
+@dataclass(frozen=True)
+class Certified:
+    """A step that the Fréchet bound vouches for: its risk, and whether its tuple was wrong."""
+
+    risk: float
+    wrong: bool
+
+
+def watch(
+    llm: LLM,
+    problems: Sequence[Problem],
+    rule: Selector,
+    *,
+    against: str = "reference",
+    block: int = 32,
+    batch: int = 16,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Seen:
+    """Decode the problems by a rule, calibrated or not, with the truth put in."""
+    watching = Watch(over=replace(rule, calibration=None), calibration=rule.calibration)
+    margin = rule.margin if isinstance(rule, Frechet) else 0.0
+    doubts, rights, moves = [], [], [torch.zeros(0, 2)]
+    steps: list[Certified] = []
+    for start in range(0, len(problems), batch):
+        part = problems[start : start + batch]
+        pairs = list(_canvases(llm, part, watching, against, block))
+        rows = [row for row, _ in pairs]
+        before: dict[int, Past] = {}
+        for step in denoise(llm.reader("none"), rows, llm.forbidden):
+            row, truth = pairs[step.row]
+            where = torch.tensor(step.positions)
+            right = torch.tensor(step.tokens) == truth[where]
+            chosen = torch.tensor(step.committed)
+            doubts.append(torch.tensor(step.doubts))
+            rights.append(right)
+            moves.append(_moves(before.get(step.row), row.memory))
+            before[step.row] = row.memory
+            steps += _certified(step, right, chosen, margin)
+            row.ids[where[chosen]] = truth[where[chosen]]
+        progress(len(part))
+    if not doubts:
+        raise InputError("there is no problem to measure on; wanted at least one")
+    return Seen(torch.cat(doubts), torch.cat(rights), torch.cat(moves), tuple(steps))
+
+
+def _certified(step: Step, right: Tensor, chosen: Tensor, margin: float) -> Iterator[Certified]:
+    """The step, if it was more than the one token that always goes."""
+    doubt = torch.tensor(step.raised or step.doubts).double()[chosen]
+    if float(doubt.sum() + doubt.max()) < 1 - margin:
+        yield Certified(float(doubt.sum()), not bool(right[chosen].all()))
+
+
+def _moves(before: Past | None, now: Past) -> Float[Tensor, "pairs 2"]:
+    """The last two movements of every spot that has both."""
+    if before is None:
+        return torch.zeros(0, 2)
+    index, seen = before.at(now.spots)
+    both = torch.stack((before.signal[index], now.signal), dim=1).cpu()
+    return both[seen.cpu() & both.isfinite().all(dim=1)]
+
+
+def _canvases(
+    llm: LLM, problems: Sequence[Problem], rule: Selector, against: str, block: int
+) -> Iterator[tuple[Row, Tensor]]:
+    """An empty canvas of whole blocks for each problem, and the true tokens of all of it."""
+    if llm.tokenizer is None or not llm.end_ids:
+        raise InputError(f"{llm.name} has no tokenizer or no end of text; calibration needs both")
+    if against == "full":
+        settings = Generation(256, block, Full(), "prefix")
+        done = llm.generate([ask(llm, p) for p in problems], settings)
+        answers = [list(one.tokens) for one in done]
+    else:
+        answers = [llm.tokenizer.encode(p.answer) for p in problems]
+    for number, (problem, answer) in enumerate(zip(problems, answers, strict=True)):
+        size = (len(answer) // block + 1) * block
+        settings = Generation(size, block, rule, "none", early_stop=False)
+        row = llm.row(ask(llm, problem), settings, number, images=problem.images)
+        truth = row.ids.clone()
+        truth[row.origin :] = llm.end_ids[0]
+        truth[row.origin : row.origin + len(answer)] = torch.tensor(answer)
+        yield row, truth
+
+
+# --- Fitting -------------------------------------------------------------------------------------
+
+
+def fit(
+    llm: LLM, seen: Seen, *, path: str, data: str, rule: Selector, against: str, level: float
+) -> Calibration:
+    """The calibration that these observations support."""
+    which = torch.bucketize(seen.doubt, torch.tensor(EDGES[1:-1]))
+    ranges = len(EDGES) - 1
+    counts = torch.bincount(which, minlength=ranges).tolist()
+    wrong = torch.bincount(which, weights=(~seen.right).double(), minlength=ranges).long().tolist()
+    ends = [clopper_pearson(k, n, level / ranges) for k, n in zip(wrong, counts, strict=True)]
+    upper = torch.tensor(ends, dtype=torch.float64).cummax(dim=0).values
+    return Calibration(
+        path=path,
+        model=llm.fingerprint,
+        tokenizer=llm.tokenizer.fingerprint if llm.tokenizer else "",
+        data=data,
+        select=str(rule),
+        against=against,
+        level=level,
+        counts=tuple(counts),
+        wrong=tuple(wrong),
+        upper=tuple(round(x, 8) for x in upper.tolist()),
+        temperature=round(temperature(seen.doubt, seen.right), 4),
+        moved=moved_next(seen.moved),
+    )
+
+
+def clopper_pearson(wrong: int, count: int, level: float) -> float:
+    """The largest error rate under which so few wrong ones have at least probability `level`.
+
+    >>> round(clopper_pearson(0, 100, 0.05), 4)  # 1 - 0.05 ** (1 / 100)
+    0.0295
+    """
+    if wrong >= count:
+        return 1.0
+    k = torch.arange(wrong + 1, dtype=torch.float64)
+    ways = math.lgamma(count + 1) - torch.lgamma(k + 1) - torch.lgamma(count - k + 1)
+    low, high = wrong / count, 1.0
+    for _ in range(60):
+        rate = (low + high) / 2
+        chance = ways + k * math.log(rate) + (count - k) * math.log1p(-rate)
+        low, high = (rate, high) if float(chance.logsumexp(0)) > math.log(level) else (low, rate)
+    return high
+
+
+def temperature(doubt: Float[Tensor, " tokens"], right: Bool[Tensor, " tokens"]) -> float:
+    """What to divide the log-odds of being right by, for the smallest log loss.
+
+    >>> doubt = torch.full((1000,), 0.1)
+    >>> round(temperature(doubt, torch.arange(1000) < 750), 2)  # log 9 / log 3
+    2.0
+    """
+    d = doubt.double().clamp(1e-12, 1 - 1e-12)
+    odds = torch.log1p(-d) - torch.log(d)
+
+    def loss(log_t: float) -> float:
+        z = odds / math.exp(log_t)
+        return float(torch.nn.functional.binary_cross_entropy_with_logits(z, right.double()))
+
+    low, high = math.log(0.05), math.log(20)
+    for _ in range(80):
+        third = (high - low) / 3
+        if loss(low + third) < loss(high - third):
+            high -= third
+        else:
+            low += third
+    return math.exp((low + high) / 2)
+
+
+def moved_next(pairs: Float[Tensor, "pairs 2"]) -> tuple[float, ...]:
+    """The mean next movement, by the last one, and two standard errors; never falling."""
+    which = torch.bucketize(pairs[:, 0].contiguous(), torch.tensor(MOVES[1:-1]))
+    ends = []
+    for i in range(len(MOVES) - 1):
+        mine = pairs[which == i, 1].double()
+        error = float(mine.std() / math.sqrt(len(mine))) if len(mine) > 1 else 1.0
+        ends.append(min(1.0, float(mine.mean()) + 2 * error) if len(mine) else 1.0)
+    return tuple(round(x, 8) for x in torch.tensor(ends).cummax(dim=0).values.tolist())
+
+
+def coverage(steps: Sequence[Certified]) -> dict[str, Any]:
+    """Of the steps that were vouched for: how many were wrong, and how many may have been."""
+    count, wrong = len(steps), sum(step.wrong for step in steps)
+    stated = sum(step.risk for step in steps) / max(1, count)
+    return {
+        "steps": count,
+        "wrong": wrong,
+        "interval": [round(x, 5) for x in wilson(wrong, count)],
+        "stated": round(stated, 5),
+    }
+
+
+def coverage_text(found: Mapping[str, Any]) -> str:
+    """A sentence on fresh problems."""
+    if not found["steps"]:
+        return "It was not checked: no fresh problem had a step that is certified."
+    low, high = found["interval"]
+    share = found["wrong"] / found["steps"]
+    return (
+        f"On fresh problems {found['wrong']} of {found['steps']:,} certified steps differ from the "
+        f"truth: {share:.2%} ({low:.2%} .. {high:.2%}), where at most {found['stated']:.2%} was "
+        "stated."
+    )
+
+
+def fresh(task: str, data: Path | None, count: int) -> tuple[str, list[Problem]]:
+    """Problems to measure on, and what they are called; none that an evaluation would ask."""
+    if task in GENERATED:
+        known = generated(task)
+        problems = list(islice(known.stream(seed=len(EDGES)), count))
+        return f"{task} v{known.version}", problems
+    if task:
+        return task, get(task).problems(data, None)[:count]
+    if data is None:
+        raise InputError("there is nothing to measure on; name a --task, or a file with --data")
+    return data.name, read_jsonl(data)[:count]
+
+
+def fingerprint(problems: Sequence[Problem]) -> str:
+    """A short hash of some problems and their answers."""
+    told = "".join(p.fingerprint + p.answer for p in problems)
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
