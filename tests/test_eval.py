@@ -373,9 +373,9 @@ def test_the_papers_figures_are_as_printed() -> None:
 @pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
 def test_an_experiment_is_measured_written_and_drawn(llm: LLM, tmp_path: Path, name: str) -> None:
     rows = [
-        replace(cell, max_tokens=16, block_size=min(cell.block_size, 16))
-        for cell in reproduce.cells(name, embedded=True)
-        if cell.task == "word-problems"
+        replace(cell, task="word-problems", max_tokens=16, block_size=min(cell.block_size, 16))
+        for cell in reproduce.cells(name, embedded=True, sees=name == "table-v")
+        if cell.task in ("word-problems", "shapes")
     ][:4]
     sheets = reproduce.run(llm, rows, None, 2, 2, tmp_path)
     found = reproduce.figures(rows, sheets)
@@ -384,7 +384,8 @@ def test_an_experiment_is_measured_written_and_drawn(llm: LLM, tmp_path: Path, n
     written += draw(name, found, "title", tmp_path, more)
     assert all(path.stat().st_size > 100 for path in written)
     assert len(written) == 5
-    assert (tmp_path / f"{name}.md").read_text().count("\n| ") == len(rows) + 1
+    table = (tmp_path / f"{name}.md").read_text().split("\n## ")[0]
+    assert table.count("\n| ") == len(rows) + 1
     for row, sheet in zip(found, sheets, strict=True):
         assert row["count"] == len(sheet.lines) == 2
     whole = reproduce.divergence(rows, sheets)
@@ -457,7 +458,33 @@ def test_passes_and_their_commits_add_up(llm: LLM, tmp_path: Path) -> None:
 
 def test_unknown_experiments() -> None:
     with pytest.raises(InputError, match="did you mean 'table1'"):
-        reproduce.cells("table11", embedded=True)
+        reproduce.names("table11", "")
+    with pytest.raises(InputError, match="asks about pictures, which this model cannot see"):
+        reproduce.cells("table-v", embedded=True)
+    with pytest.raises(InputError, match="asks in text alone"):
+        reproduce.cells("table1", embedded=True, sees=True)
+
+
+def test_each_experiment_has_its_model() -> None:
+    every = reproduce.names("all", "")
+    assert every["table-v"] == every["fig-margin"] == "tiny-llada-v"
+    assert every["table-dream"] == "tiny-dream"
+    assert every["table1"] == "tiny-llada"
+    assert "table-v" not in reproduce.names("all", "path/to/LLaDA")
+    assert list(reproduce.names("all", "tiny-llada-v")) == ["table-v", "fig-margin"]
+
+
+def test_equal_accuracy_takes_the_cheapest_that_is_not_worse(tmp_path: Path) -> None:
+    """By hand: full 9 of 10; bold loses 7 of them, mild 1."""
+    cells = [reproduce.Cell("lists", None, s) for s in ("full", "topk:8", "topk:2")]
+    sheets = [Sheet(None, cell.settings(())) for cell in cells]
+    for sheet, right, nfe in zip(sheets, (9, 2, 8), (40, 5, 20), strict=True):
+        sheet.lines = {
+            str(i): {"right": i < right, "nfe": nfe, "tokens": 1, "seconds": 1.0} for i in range(10)
+        }
+    found = reproduce.equal_accuracy(cells, sheets)["equal_accuracy"]["lists"]
+    assert list(found) == ["topk", "full"]
+    assert found["topk"]["select"] == "topk:2"
 
 
 def test_on_a_checkpoint_the_cells_are_the_papers() -> None:

@@ -652,11 +652,14 @@ def reproduce(
     name: Annotated[
         str,
         typer.Argument(
-            help="table1, table2, table3, table-dream, table-cache, fig-frontier, fig-steps, "
-            "fig-blocks, fig-margin, fig-cache-scatter, divergence or all."
+            help="table1, table2, table-v, table-dream, table-cache, fig-frontier, fig-steps, "
+            "fig-blocks, fig-margin, fig-cache-scatter, divergence or all; and, beyond the paper, "
+            "fig-rules."
         ),
     ],
-    model: Model = DEFAULT,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="A folder or hub id; else an embedded model.")
+    ] = "",
     data: Annotated[
         Path | None, typer.Option(help="A folder with a benchmark in each subfolder; else the hub.")
     ] = None,
@@ -673,8 +676,9 @@ def reproduce(
 ) -> None:
     """Measure a table or figure of the paper, beside what the paper prints.
 
-    An embedded model answers its own little siblings of the benchmarks. Look at
-    it all with `fastdllm report`. The last line is JSON.
+    An embedded model answers its own little siblings of the benchmarks; without --model each
+    experiment has the one that is its model's. Look at it all with `fastdllm report`. The last line
+    is JSON.
     """
     import json
 
@@ -685,14 +689,17 @@ def reproduce(
     from fastdllm.team import Team
 
     check()
-    embedded = model in EMBEDDED
-    names = paper.names(name, embedded)
-    todo = {one: paper.cells(one, embedded) for one in names}
+    names = paper.names(name, model)
+    models = {one: _load(one, dtype, device) for one in dict.fromkeys(names.values())}
+    todo = {
+        one: paper.cells(one, who in EMBEDDED, models[who].eyes is not None)
+        for one, who in names.items()
+    }
     for task in {cell.task for rows in todo.values() for cell in rows}:
         get(task).check_allowed(allow_code_execution)
-    llm = _load(model, dtype, device)
-    count = 100 if embedded and limit is None else limit
     for one, rows in todo.items():
+        llm = models[names[one]]
+        count = 100 if names[one] in EMBEDDED and limit is None else limit
         sheets = paper.run(llm, rows, data, count, batch_size, output)
         if Team.here().rank:
             continue
@@ -705,7 +712,7 @@ def reproduce(
         written += draw(one, found, title, output, more)
         print("\n".join(map(str, written)))
     if not Team.here().rank:
-        print(json.dumps({"model": llm.name, "experiments": names, "output": str(output)}))
+        print(json.dumps({"experiments": names, "output": str(output)}))
 
 
 @app.command(

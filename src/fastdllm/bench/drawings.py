@@ -44,6 +44,24 @@ def frontier(axes: Any, rows: Rows, more: Mapping[str, Any]) -> None:
     axes[0].legend(frameon=False)
 
 
+def rules(axes: Any, rows: Rows, more: Mapping[str, Any]) -> None:
+    """Accuracy against passes, a line a rule; a plot for each of two tasks."""
+    tasks = list(dict.fromkeys(r["task"] for r in rows))
+    names = [rule for rule in dict.fromkeys(map(_rule, rows)) if rule != "full"]
+    for axis, task in zip(axes, tasks, strict=False):
+        here = [r for r in rows if r["task"] == task]
+        for i, rule in enumerate(names):
+            mine = sorted((r for r in here if _rule(r) == rule), key=lambda r: float(r["nfe"]))
+            colour = COLOURS.get(rule, f"C{i}")
+            style = "-" if i < 7 else "--"
+            _accuracy(axis, mine, [r["nfe"] for r in mine], marker="o", label=rule, color=colour,
+                      linestyle=style)  # fmt: skip
+        for row in (r for r in here if _rule(r) == "full"):
+            axis.axhline(row["accuracy"], color=COLOURS["full"], linestyle=":", label="full")
+        axis.set(xlabel="forward passes a problem", ylabel="accuracy, %", title=task)
+    axes[0].legend(frameon=False, fontsize=7, ncols=2)
+
+
 def blocks(axes: Any, rows: Rows, more: Mapping[str, Any]) -> None:
     """Speed and accuracy against the size of a block."""
     for rule in dict.fromkeys(map(_rule, rows)):
@@ -134,6 +152,7 @@ DRAWINGS: dict[str, Callable[[Any, Rows, Mapping[str, Any]], None]] = {
     "fig-blocks": blocks,
     "fig-margin": margin,
     "fig-cache-scatter": scatter,
+    "fig-rules": rules,
 }
 
 

@@ -23,6 +23,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from fastdllm.bench.sweep import GRIDS, grid
 from fastdllm.errors import InputError, did_you_mean
 from fastdllm.eval.report import measure
 from fastdllm.eval.run import Sheet, machine
@@ -35,7 +36,11 @@ RULES = {"threshold": "threshold:0.9", "factor": "factor:0.75", "frechet": "frec
 # What stands in for a benchmark on the embedded models.
 SIBLINGS = {
     "gsm8k": "word-problems", "math": "algebra", "humaneval": "functions", "mbpp": "lists",
-    "mathvista": "word-problems", "mathverse": "algebra",
+    "mathvista": "shapes", "mathverse": "shapes",
+}  # fmt: skip
+# Which embedded model answers when none is named.
+MODELS = {
+    "table-v": "tiny-llada-v", "fig-margin": "tiny-llada-v", "table-dream": "tiny-dream",
 }  # fmt: skip
 
 
@@ -102,48 +107,77 @@ def _blocks() -> list[Cell]:
     return [Cell("gsm8k", 5, rule, block_size=s) for s in sizes for rule in RULES.values()]
 
 
-def _margins() -> list[Cell]:
-    """The paper's margins, which it tries on LLaDA-V; here on the text model at hand."""
+def _margins(sees: bool) -> list[Cell]:
+    """The paper's margins, which it tries on LLaDA-V; of a model that reads text alone, on text."""
     about = paper()["fig-margin"]
-    rows = [Cell("gsm8k", 5, f"frechet:{row['margin']}", printed=row) for row in about["rows"]]
-    return [
-        Cell("gsm8k", 5, "full"),
-        Cell("gsm8k", 5, "factor:1.0", printed=about["baseline"]),
-        *rows,
-    ]
+    one = Cell("mathvista", None, "full", max_tokens=96, block_size=96)
+    one = one if sees else Cell("gsm8k", 5, "full")
+    rows = [replace(one, select=f"frechet:{row['margin']}", printed=row) for row in about["rows"]]
+    half, factor = replace(one, select="topk:2"), replace(one, select="factor:1.0")
+    return [one, half, replace(factor, printed=about["baseline"]), *rows]
+
+
+def _all_rules() -> list[Cell]:
+    """Beyond the paper: every rule over its grid, without a cache, since one of them has none."""
+    settings = ["full", *grid([name for name in GRIDS if name != "topk"])]
+    return [Cell(task, shots, rule, "none") for task, shots in (("gsm8k", 5), ("math", 4))
+            for rule in settings]  # fmt: skip
 
 
 def _operating_points() -> list[Cell]:
     return [Cell("gsm8k", 5, rule) for rule in RULES.values()]
 
 
-EXPERIMENTS: dict[str, Callable[[], list[Cell]]] = {
-    "table1": lambda: _printed_rows("table1"),
-    "table2": lambda: _printed_rows("table2"),
-    "table3": lambda: _printed_rows("table3"),
-    "table-dream": lambda: _printed_rows("table-dream"),
-    "table-cache": lambda: _printed_rows("table-cache"),
-    "fig-frontier": _frontier,
-    "fig-steps": _operating_points,
-    "fig-blocks": _blocks,
+EXPERIMENTS: dict[str, Callable[[bool], list[Cell]]] = {
+    "table1": lambda sees: _printed_rows("table1"),
+    "table2": lambda sees: _printed_rows("table2"),
+    "table-v": lambda sees: _printed_rows("table3"),
+    "table-dream": lambda sees: _printed_rows("table-dream"),
+    "table-cache": lambda sees: _printed_rows("table-cache"),
+    "fig-frontier": lambda sees: _frontier(),
+    "fig-steps": lambda sees: _operating_points(),
+    "fig-blocks": lambda sees: _blocks(),
     "fig-margin": _margins,
-    "fig-cache-scatter": lambda: _printed_rows("table-cache"),
-    "divergence": _operating_points,
+    "fig-cache-scatter": lambda sees: _printed_rows("table-cache"),
+    "divergence": lambda sees: _operating_points(),
+    "fig-rules": lambda sees: _all_rules(),
 }
 
 
-def names(name: str, embedded: bool) -> list[str]:
-    """One experiment, or all; those of LLaDA-V are not for a text model, unless it has siblings."""
-    known = [one for one in EXPERIMENTS if embedded or one != "table3"]
-    return known if name == "all" else [name]
+def names(name: str, model: str) -> dict[str, str]:
+    """One experiment or all of the paper's, each with the model that answers it.
 
-
-def cells(name: str, embedded: bool) -> list[Cell]:
-    """The rows of an experiment; on an embedded model with its own tasks instead."""
-    if name not in EXPERIMENTS:
-        known = [*EXPERIMENTS, "all"]
+    >>> names("table3", "")
+    {'table-v': 'tiny-llada-v'}
+    """
+    name = {"table3": "table-v"}.get(name, name)
+    if name not in (*EXPERIMENTS, "all"):
+        known = [*EXPERIMENTS, "table3", "all"]
         raise InputError(f"unknown experiment '{name}'; {did_you_mean(name, known)}")
-    found = EXPERIMENTS[name]()
+    if name != "all":
+        return {name: model or MODELS.get(name, "tiny-llada")}
+    of_the_paper = [one for one in EXPERIMENTS if one != "fig-rules"]
+    if model == "tiny-llada-v":
+        of_the_paper = ["table-v", "fig-margin"]
+    elif model:  # a text model
+        of_the_paper.remove("table-v")
+    return {one: model or MODELS.get(one, "tiny-llada") for one in of_the_paper}
+
+
+def cells(name: str, embedded: bool, sees: bool = False) -> list[Cell]:
+    """The rows of an experiment; on an embedded model with its own tasks instead.
+
+    >>> [cell.select for cell in cells("table-v", embedded=True, sees=True)]
+    ['full', 'topk:2', 'factor:1.0', 'frechet:0.25']
+    """
+    found = EXPERIMENTS[name](sees)
+    pictures = any(cell.task in ("mathvista", "mathverse") for cell in found)
+    if pictures > sees or (embedded and sees > pictures):
+        raise InputError(
+            f"{name} asks {'about pictures' if pictures else 'in text alone'}, which this model "
+            f"{'cannot see' if pictures else 'was not trained on'}; try "
+            f"--model {'tiny-llada-v' if pictures else 'tiny-llada'}"
+        )
     # 5 and 8 shots are the same without any.
     return list(dict.fromkeys(map(_own, found))) if embedded else found
 
@@ -152,7 +186,7 @@ def _own(cell: Cell) -> Cell:
     """A cell on an embedded model: the benchmark's little sibling, on a canvas that holds it."""
     tokens, block = cell.max_tokens, cell.block_size
     if tokens < 256:  # the canvas of a question about a picture
-        tokens, block = 256, 32
+        tokens, block = 64, 32
     return replace(
         cell, task=SIBLINGS[cell.task], shots=None, max_tokens=min(tokens, 896), block_size=block,
         early_stop=True,
@@ -172,7 +206,8 @@ def run(
         every = task.problems(_data(data, task_name), shots)
         problems = task.some(every, limit, "")
         mine = [c for c in rows if (c.task, c.shots) == (task_name, shots)]
-        folder = output / (task_name if shots is None else f"{task_name}-{shots}-shot")
+        place = task_name if shots is None else f"{task_name}-{shots}-shot"
+        folder = output / Path(llm.name).name / place
         wanted = {c: c.settings(task.stop) for c in mine}
         sheets = measure(llm, task, every, problems, list(wanted.values()), batch, folder, shots)
         sheet_of = {sheet.settings: sheet for sheet in sheets}
@@ -280,9 +315,29 @@ def steps(rows: Sequence[Cell], sheets: Sequence[Sheet]) -> Extra:
     return {"steps": found}
 
 
+def equal_accuracy(rows: Sequence[Cell], sheets: Sequence[Sheet]) -> Extra:
+    """Of each rule the fewest passes whose accuracy is not significantly below that of `full`."""
+    found: dict[str, Any] = {}
+    for task in dict.fromkeys(cell.task for cell in rows):
+        mine = [(c, s) for c, s in zip(rows, sheets, strict=True) if c.task == task]
+        full = next(s for c, s in mine if c.select == "full")
+        best: dict[str, Any] = {}
+        for cell, sheet in mine:
+            lost, won, p = mcnemar(full.lines, sheet.lines)
+            s = Summary.of(sheet.lines.values())
+            rule = sheet.settings.rule.name
+            if (lost <= won or p >= 0.05) and s.mean_nfe < best.get(rule, {"nfe": math.inf})["nfe"]:
+                best[rule] = {
+                    "select": cell.select, "nfe": s.mean_nfe, "accuracy": 100 * s.accuracy, "p": p,
+                }  # fmt: skip
+        found[task] = dict(sorted(best.items(), key=lambda item: float(item[1]["nfe"])))
+    return {"equal_accuracy": found}
+
+
 EXTRAS: dict[str, Callable[[Sequence[Cell], Sequence[Sheet]], Extra]] = {
     "divergence": divergence,
     "fig-steps": steps,
+    "fig-rules": equal_accuracy,
 }
 
 
@@ -298,7 +353,7 @@ def write(
     name: str, llm: LLM, found: Sequence[Mapping[str, Any]], more: Extra, output: Path
 ) -> list[Path]:
     """The experiment as Markdown, CSV and JSON; returns what was written."""
-    place = "table-cache" if name == "fig-cache-scatter" else name  # the same rows, drawn
+    place = {"fig-cache-scatter": "table-cache", "table-v": "table3"}.get(name, name)
     about = {
         "experiment": name,
         "model": llm.name,
@@ -374,6 +429,13 @@ def markdown(
     lines += [f"| {' | '.join(columns(row)[i] for i, _ in kept)} |" for row in found]
     if "alone_right" in more:
         lines += ["", *_side_by_side(about, more)]
+    for task, rules in more.get("equal_accuracy", {}).items():
+        lines += ["", f"## {task}: the fewest passes not significantly below full", ""]
+        lines += ["| rule | setting | NFE | accuracy | p |", "|---|---|--:|--:|--:|"]
+        lines += [
+            f"| {rule} | {r['select']} | {r['nfe']:.1f} | {r['accuracy']:.1f} | {r['p']:.2f} |"
+            for rule, r in rules.items()
+        ]
     return "\n".join(lines) + "\n"
 
 

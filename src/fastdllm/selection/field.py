@@ -111,9 +111,9 @@ class Dilated(Selector):
 
     Dilated unmasking (arXiv 2506.19037), as a filter.
 
-    >>> Dilated(2, over="threshold:0.9").commit(
-    ...     torch.tensor([0.95, 0.99, 0.92]), torch.tensor([True, True, True])
-    ... )
+    >>> from fastdllm import parse
+    >>> rule = parse("dilated:2,over=threshold:0.9")
+    >>> rule.commit(torch.tensor([0.95, 0.99, 0.92]), torch.tensor([True, True, True]))
     tensor([False,  True, False])
     """
 

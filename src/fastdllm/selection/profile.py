@@ -204,6 +204,7 @@ class Selector(ABC):
     ) -> Mask:
         """The decision for confidences from any decoder, checked first (which costs a host sync).
 
+        >>> from fastdllm import Frechet
         >>> Frechet(0.25).commit(torch.tensor([0.99, 0.6, 0.95]), torch.tensor([True, True, True]))
         tensor([ True, False,  True])
         """
