@@ -15,7 +15,7 @@ import pytest
 import torch
 from checkpoints import random_checkpoint, talking
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from fastdllm import LLM, Generation, InputError
 from fastdllm.cache import Fresh, Policy, Range
@@ -29,6 +29,7 @@ from fastdllm.training.data import stack
 from fastdllm.training.train import start
 from fastdllm.vision.images import open_image
 from fastdllm.vision.tiles import best_canvas, count_tokens, cut
+from fastdllm.viz.html import trace_page
 
 GOLDEN = Path(__file__).parent / "golden" / "llada_v"
 RECORDED = json.loads((GOLDEN / "cases.json").read_text())
@@ -350,6 +351,62 @@ def test_a_bomb_is_not_unpacked(side: int) -> None:
     raw[29:33] = zlib.crc32(bytes(raw[12:29])).to_bytes(4, "big")
     with pytest.raises(InputError, match="too many pixels"):
         open_image(bytes(raw))
+
+
+def test_a_stream_and_a_trace_with_a_picture(llm: LLM) -> None:
+    image, settings = picture("img3_small_40x44"), Generation(16, 8)
+    done = llm.generate("How many?", settings, images=[image], trace=True)
+    assert "".join(llm.stream("How many?", settings, images=image)) == done.text
+    shown = [i for i, token in enumerate(done.trace.canvas) if token == -1]
+    assert shown == llm.row("How many?", settings, images=[image]).picture.at.tolist()
+    assert done.trace.pieces[-1] == "▦"
+    assert trace_page(done.trace).count("▦") == 1  # once in the table of pieces
+
+
+def _variant(where: Path, kv_heads: int, spread: bool) -> LLM:
+    """The checkpoint with the first heads' keys and values alone, or those repeated for all."""
+    for file in [*(GOLDEN / "tiny_a").iterdir(), *(GOLDEN / "tokenizer").iterdir()]:
+        shutil.copy(file, where)
+    config = json.loads((where / "config.json").read_text())
+    heads = config["num_attention_heads"]
+    size = config["hidden_size"] // heads
+    state = load_file(where / "model.safetensors")
+    for name, weight in state.items():
+        if "k_proj" in name or "v_proj" in name:
+            if "vision" in name:
+                continue
+            few = weight.unflatten(0, (heads, size))[:kv_heads]
+            every = few.repeat_interleave(heads // kv_heads, dim=0) if spread else few
+            state[name] = every.flatten(0, 1).contiguous()
+    config["num_key_value_heads"] = heads if spread else kv_heads
+    (where / "config.json").write_text(json.dumps(config))
+    save_file(state, where / "model.safetensors", {"format": "pt"})
+    return LLM.load(where, device="cpu")
+
+
+def test_shared_heads_are_the_same_heads_repeated(tmp_path: Path) -> None:
+    image, settings = picture("img5_exact_88x44"), Generation(24, 8, "frechet:0.25", "dual")
+    found = []
+    for name, spread in (("shared", False), ("spread", True)):
+        (tmp_path / name).mkdir()
+        llm = _variant(tmp_path / name, 1, spread)
+        found.append(llm.generate("How many?", settings, images=[image], trace=True).trace)
+    shared, spread = found
+    assert [s.commits for s in shared.steps] == [s.commits for s in spread.steps]
+    for one, other in zip(shared.steps, spread.steps, strict=True):
+        assert one.doubts == pytest.approx(other.doubts, abs=1e-4)
+
+
+def test_in_bfloat16_it_says_nearly_the_same(llm: LLM) -> None:
+    half = LLM.load(llm.name, device="cpu", dtype="bfloat16")
+    assert half.model.embed.weight.dtype == torch.bfloat16
+    image, settings = picture("img3_small_40x44"), Generation(8, 8, "full")
+    first = [
+        next(iter(one.generate("How many?", settings, images=[image], trace=True).trace.steps))
+        for one in (llm, half)
+    ]
+    assert first[0].positions == first[1].positions
+    assert first[0].doubts == pytest.approx(first[1].doubts, abs=0.1)
 
 
 # --- Training ----------------------------------------------------------------------------------

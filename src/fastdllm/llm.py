@@ -23,6 +23,8 @@ from fastdllm.vision.prompt import converse, encode, special_ids
 
 Prompt = str | Sequence[int] | Tensor | Sequence[Message]
 """Text as it stands, token ids, or chat messages."""
+PICTURE = -1
+"""In a trace, a position where a part of a picture stands."""
 
 
 class LLM:
@@ -176,10 +178,16 @@ class LLM:
             usage=replace(done.usage, tokens=len(filled), prompt_tokens=len(ids) - len(filled)),
         )
 
-    def stream(self, prompt: Prompt, settings: Generation | None = None) -> Iterator[str]:
+    def stream(
+        self,
+        prompt: Prompt,
+        settings: Generation | None = None,
+        *,
+        images: Source | Sequence[Source] = (),
+    ) -> Iterator[str]:
         """Pieces of text, each as soon as nothing before it can change any more."""
         settings = settings or Generation()
-        run = Run(self, self.row(prompt, settings), settings)
+        run = Run(self, self.row(prompt, settings, images=as_list(images)), settings)
         sent = ""
         for _ in run.steps():
             text = run.stable_text()
@@ -322,7 +330,10 @@ class Run:
 
     def __init__(self, llm: LLM, row: Row, settings: Generation, trace: bool = False) -> None:
         self.llm, self.row, self.settings, self.trace = llm, row, settings, trace
-        self.canvas = tuple(row.ids.tolist())
+        canvas = row.ids.clone()
+        if row.picture is not None:
+            canvas[row.picture.at] = PICTURE
+        self.canvas = tuple(canvas.tolist())
         self.taken: list[Step] = []
         self.commits: list[int] = []
         self.start = time.perf_counter()
@@ -381,9 +392,13 @@ class Run:
             canvas=self.canvas,
             origin=self.row.origin,
             mask_id=self.llm.mask_id,
-            pieces={i: tokenizer.piece(i) for i in sorted(seen)} if tokenizer else {},
+            pieces={i: _piece(tokenizer, i) for i in sorted(seen)} if tokenizer else {},
             steps=tuple(self.taken),
         )
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> str:
+    return "▦" if token == PICTURE else tokenizer.piece(token)
 
 
 def _is_chat(prompt: Any) -> bool:

@@ -29,6 +29,11 @@ class Entropy(Selector):
     name = "entropy"
     needs_entropy = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.calibration is not None:
+            raise InputError("entropy reads no doubts, so a calibration would change nothing")
+
     def _key(self, profile: Profile) -> PerPosition:
         if profile.entropy is None:
             raise InputError("entropy: no entropies; give entropy=, or predict(..., entropy=True)")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fastdllm import certificate
-from fastdllm.selection import Exact, Frechet, parse
+from fastdllm.selection import parse
 from fastdllm.tracing import Trace
 
 
@@ -30,8 +30,8 @@ def write_page(trace: Trace, path: Path) -> None:
 
 
 def _data(trace: Trace) -> dict[str, Any]:
-    rule = parse(trace.select)
-    margin = rule.margin if isinstance(rule, Frechet | Exact) else None
+    rule = parse(trace.select.partition(",calibration=")[0])  # its file may be elsewhere by now
+    margin = getattr(rule, "margin", None)
     end = max((p for step in trace.steps for p in step.positions), default=trace.origin - 1) + 1
     return {
         "model": trace.model,
@@ -51,9 +51,13 @@ def _data(trace: Trace) -> dict[str, Any]:
                 "tokens": step.tokens,
                 "doubts": [float(f"{d:.4g}") for d in step.doubts],
                 "committed": step.committed,
+                "raised": [float(f"{d:.4g}") for d in step.raised],
+                "taken_back": step.taken_back,
                 "score": [
                     float(f"{g:.4g}")
-                    for g in certificate.score(torch.tensor(step.doubts).clamp(0, 1)).tolist()
+                    for g in certificate.score(
+                        torch.tensor(step.raised or step.doubts).clamp(0, 1)
+                    ).tolist()
                 ],
             }
             for step in trace.steps
