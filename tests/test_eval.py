@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from fastdllm import LLM, Generation, InputError
-from fastdllm.bench import report, reproduce
+from fastdllm.bench import report, reproduce, sweep
 from fastdllm.bench.drawings import draw
 from fastdllm.bench.sweep import area, frontier, grid
 from fastdllm.eval.report import as_json, measure, table
@@ -493,3 +493,17 @@ def test_on_a_checkpoint_the_cells_are_the_papers() -> None:
     assert len(rows) == 24
     own = reproduce.cells("table1", embedded=True)
     assert {c.task for c in own} == {"word-problems", "algebra", "functions", "lists"}
+
+
+def test_areas_and_files_of_a_sweep_by_hand(tmp_path: Path) -> None:
+    found = [
+        {"rule": "full", "nfe": 10.0, "tokens_per_second": 10.0, "accuracy": 100.0},
+        {"rule": "topk", "nfe": 5.0, "tokens_per_second": 40.0, "accuracy": 80.0},
+    ]
+    assert sweep.areas(found) == {
+        "full": {"nfe": 0.0, "seconds": 0.0},
+        "topk": {"nfe": pytest.approx(0.4), "seconds": pytest.approx(0.6)},
+    }
+    table, told = sweep.write(found, "title", tmp_path)
+    assert table.read_text().splitlines()[2] == "topk,5.0,40.0,80.0"
+    assert json.loads(told.read_text())["points"] == found

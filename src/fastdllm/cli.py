@@ -616,8 +616,8 @@ def sweep(
 ) -> None:
     """Rules over a grid of their parameters: the frontier of accuracy against passes and speed.
 
-    Writes fig-frontier.svg and .png. The area is the mean accuracy over every budget of passes
-    up to that of `full`. The last line is JSON.
+    Writes sweep.csv and .json, fig-frontier.svg and .png. An area is the mean accuracy over every
+    budget, of passes or of time for a token, up to that of `full`. The last line is JSON.
     """
     import json
     from dataclasses import replace
@@ -625,7 +625,7 @@ def sweep(
     from rich.console import Console
 
     from fastdllm.bench.drawings import check, draw
-    from fastdllm.bench.sweep import areas, grid, points
+    from fastdllm.bench.sweep import areas, grid, points, write
     from fastdllm.eval.report import measure, table
     from fastdllm.eval.task import chosen
     from fastdllm.generation import Generation
@@ -642,7 +642,7 @@ def sweep(
     title = f"{llm.name} on {len(problems)} problems of {task}, {cache} cache"
     Console().print(table(title, sheets))
     found = points(sheets)
-    for path in draw("fig-frontier", found, title, output):
+    for path in [*write(found, title, output), *draw("fig-frontier", found, title, output)]:
         print(path)
     print(json.dumps({"model": llm.name, "task": task, "areas": areas(found), "points": found}))
 

@@ -1,6 +1,9 @@
 """A rule's parameter over a grid: where accuracy is traded for forward passes, and for time."""
 
+import csv
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fastdllm.errors import InputError, did_you_mean
@@ -92,11 +95,32 @@ def points(sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
     return found
 
 
-def areas(found: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The area of each rule under the budget of one token a pass: that of the dearest point."""
-    full = max(p["nfe"] for p in found)
-    rules = dict.fromkeys(p["rule"] for p in found)
-    return {
-        rule: area([(p["nfe"], p["accuracy"] / 100) for p in found if p["rule"] == rule], full)
-        for rule in rules
+def areas(found: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """The area of each rule, over passes and over time: budgets up to that of the dearest point."""
+    costs = {
+        "nfe": [float(p["nfe"]) for p in found],
+        "seconds": [1 / p["tokens_per_second"] if p["tokens_per_second"] else 0.0 for p in found],
     }
+    result: dict[str, dict[str, float]] = {}
+    for rule in dict.fromkeys(p["rule"] for p in found):
+        result[rule] = {
+            key: area(
+                [(c, p["accuracy"] / 100) for c, p in zip(cost, found, strict=True)
+                 if p["rule"] == rule],
+                max(cost) or 1.0,
+            )
+            for key, cost in costs.items()
+        }  # fmt: skip
+    return result
+
+
+def write(found: Sequence[dict[str, Any]], title: str, folder: Path) -> list[Path]:
+    """The points as CSV, and with the areas as JSON."""
+    paths = [folder / "sweep.csv", folder / "sweep.json"]
+    with paths[0].open("w", newline="") as file:
+        sheet = csv.DictWriter(file, list(found[0]))
+        sheet.writeheader()
+        sheet.writerows(found)
+    told = {"title": title, "areas": areas(found), "points": list(found)}
+    paths[1].write_text(json.dumps(told, indent=2) + "\n")
+    return paths
