@@ -1,11 +1,13 @@
 # ruff: noqa: E501  the card's text is Markdown, wide lines and all
 """Measure an embedded model and write its card.
 
-    python benchmarks/card.py tiny-llada --run runs/tiny-llada --problems 1000
+    python benchmarks/card.py tiny-dream --run runs/tiny-dream --problems 200
+    python benchmarks/card.py tiny-llada --run runs/tiny-llada-base runs/tiny-llada-words runs/tiny-llada
 
-Takes the trained folder into src/fastdllm/zoo and its log and curve into docs, evaluates it on the held-out problems of every
-task, measures its calibration, and writes the card (README.md) and measured.json beside the
-weights. What measured.json already holds for the same weights and problems is not measured again.
+Takes the trained folder (the last, if there were several stages) into src/fastdllm/zoo and the logs and
+curves into docs, evaluates it on the held-out problems of every task, measures its calibration, and
+writes the card (README.md) and measured.json beside the weights. What measured.json already holds for
+the same weights and problems is not measured again.
 """
 
 import argparse
@@ -41,9 +43,9 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", help="tiny-llada or tiny-dream")
-    parser.add_argument("--run", type=Path, help="take the weights of this run first")
-    parser.add_argument("--problems", type=int, default=1000)
+    parser.add_argument("model", help="tiny-llada, tiny-dream or tiny-llada-v")
+    parser.add_argument("--run", type=Path, nargs="+", help="take the weights of the last of these")
+    parser.add_argument("--problems", type=int, default=200)
     parser.add_argument("--tasks", default="", help="with commas between; else all it was taught")
     parser.add_argument("--only-write", action="store_true", help="no measuring")
     arguments = parser.parse_args()
@@ -63,22 +65,22 @@ def taught(folder: Path) -> list[str]:
     return list(json.loads((folder / "training.json").read_text())["recipe"]["tasks"])
 
 
-def take(run: Path, folder: Path) -> None:
+def take(runs: Sequence[Path], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
-        shutil.copyfile(run / name, folder / name)
-    lines = [line for line in read_metrics(run / "metrics.jsonl") if "seconds" in line]
-    last = lines[-1]
-    about = {
-        "recipe": json.loads((run / "recipe.json").read_text()),
-        "steps": last["step"],
-        "tokens": last["tokens"],
-        "hours": last["seconds"] / 3600,
-    }
+        shutil.copyfile(runs[-1] / name, folder / name)
+    about: dict[str, Any] = {"steps": 0, "tokens": 0, "hours": 0.0}
+    for stage in runs:
+        last = [line for line in read_metrics(stage / "metrics.jsonl") if "seconds" in line][-1]
+        about["steps"] += last["step"]
+        about["tokens"] += last["tokens"]
+        about["hours"] += last["seconds"] / 3600
+        shutil.copyfile(stage / "metrics.jsonl", DOCS / "logs" / f"{stage.name}.jsonl")
+        plot(stage)
+        shutil.copyfile(stage / "curve.svg", DOCS / "figures" / f"{stage.name}.svg")
+    about["stages"] = [stage.name for stage in runs]
+    about["recipe"] = json.loads((runs[-1] / "recipe.json").read_text())
     (folder / "training.json").write_text(json.dumps(about, indent=2) + "\n")
-    shutil.copyfile(run / "metrics.jsonl", DOCS / "logs" / f"{folder.name}.jsonl")
-    plot(run)
-    shutil.copyfile(run / "curve.svg", DOCS / "figures" / f"{folder.name}.svg")
 
 
 class Measured:
@@ -106,14 +108,16 @@ class Measured:
 
 def measure(llm: LLM, name: str, count: int, measured: Measured) -> None:
     task = generated(name)
-    problems = task.held_out(count)
-    few = problems[: max(1, count // 10)]
+    whole = task.held_out(count)
+    few = whole[: max(1, count // 10)]
     for rule in (*RULES, LEFT_TO_RIGHT):
         key = f"{name}/{task.version}/{rule}"
+        # Left to right reads the whole canvas for every token.
+        problems = whole[: max(1, count // 4)] if rule == LEFT_TO_RIGHT else whole
         if measured.get(key, len(problems)):
             continue
         # A block of one token is decoded left to right.
-        base = Generation(cache="prefix")
+        base = Generation(64 if problems[0].images else 256, cache="prefix")
         settings = (
             replace(base, select="full", block_size=1)
             if rule == LEFT_TO_RIGHT
@@ -163,14 +167,14 @@ tasks and nothing else: it is here to measure decoding on, not to talk to.
 | shape | {layers} layers, width {width}, {heads} heads ({kv_heads} for keys), feed-forward {mlp} |
 | data | {tasks}; one prompt in eight, by its hash, is held out |
 | training | seed {seed}, {steps:,} steps of {batch} rows, {tokens:,} tokens, {hours:.1f} h on 2 cores |
-| again | `make train-tiny TINY={name}`, then `python benchmarks/card.py {name} --run runs/{name}` |
+| again | `make train-tiny TINY="{stages}"`, then `python benchmarks/card.py {name} --run {runs}` |
 | measured | {machine}, {date}; weights {weights} |
 """
 
 ACCURACY = """\
 ## Accuracy
 
-Canvas of 256 tokens, prefix cache, blocks of 32, on held-out problems; 95 % Wilson intervals. `full`
+Canvas of 256 tokens (64 for pictures), prefix cache, blocks of 32, held-out problems; 95 % Wilson intervals. `full`
 commits the surest token of the block, one a pass; left to right is the same with blocks of one.
 
 | task | rule | problems | accuracy | interval | NFE | tokens/NFE |
@@ -195,7 +199,8 @@ def card(name: str, folder: Path, values: dict[str, Any]) -> str:
     results = values["results"]
     weaknesses = folder / "weaknesses.md"
     facts = {
-        **vars(recipe), **about, **values, "name": name,
+        **vars(recipe), **about, **values, "name": name, "stages": " ".join(about["stages"]),
+        "runs": " ".join(f"runs/{stage}" for stage in about["stages"]),
         "size": (folder / "model.safetensors").stat().st_size / 1e6,
         "dtype": json.loads((folder / "config.json").read_text())["torch_dtype"],
         "tasks": ", ".join(f"{task} v{generated(task).version}" for task in recipe.tasks),

@@ -6,7 +6,7 @@ First subtract 5 from both sides. This gives 3x = 26 - 5 = 21. Then divide both 
 This gives x = 21 / 3 = 7. The answer is $\boxed{7}$.
 
 Every sum has a number of one digit in it. The wording is drawn, and so is every order that is free:
-of two terms, of two factors, of what is collected first.
+of two terms, of a product's factors, of what is collected first.
 """
 
 import random
@@ -36,19 +36,15 @@ def one_side(rng: random.Random) -> tuple[str, str, str]:
 
 
 def two_sides(rng: random.Random) -> tuple[str, str, str]:
-    """ax + b = cx + d; the terms with x go first, or the numbers."""
+    """ax + b = cx + d."""
     a, x = _factors(rng)  # what is left of x after collecting
     c, b = rng.randint(2, 9), rng.randint(1, 9)
     d = a * x + b
     if a + c > 9 or d > 99:
         return two_sides(rng)
-    moved, left, other = f"{c}x", f"{a}x + {b} = {d}", f"{b}"
-    if rng.random() < 0.5:
-        moved, left, other = f"{b}", f"{a + c}x = {c}x + {a * x}", f"{c}x"
-    ends = f"{d} - {b} = {a * x}" if other == f"{b}" else f"{a * x}"
     solved = (
-        f"{_first(rng)} subtract {moved} from {_sides(rng)}. {_gives(rng)} {left}. "
-        f"{_then(rng)} subtract {other} from {_sides(rng)}. {_gives(rng)} {a}x = {ends}. "
+        f"{_first(rng)} subtract {c}x from {_sides(rng)}. {_gives(rng)} {a}x + {b} = {d}. "
+        f"{_then(rng)} subtract {b} from {_sides(rng)}. {_gives(rng)} {a}x = {d} - {b} = {a * x}. "
         f"{_divide(rng, a, x)}"
     )
     return f"Solve for x: {a + c}x + {b} = {c}x + {d}.", solved, str(x)
@@ -66,8 +62,8 @@ def fractions(rng: random.Random) -> tuple[str, str, str]:
     done = _either(rng, " + ", a * d, c * b) if plus else f"{a * d} - {c * b}"
     solved = (
         f"The common denominator {_is(rng)} {_either(rng, ' * ', b, d)} = {b * d}. "
-        f"The first numerator {_is(rng)} {_either(rng, ' * ', a, d)} = {a * d}. "
-        f"The second numerator {_is(rng)} {_either(rng, ' * ', c, b)} = {c * b}. "
+        f"The first numerator {_is(rng)} {a} * {d} = {a * d}. "
+        f"The second numerator {_is(rng)} {c} * {b} = {c * b}. "
         f"{say(rng, 'Together they are', 'So this makes')} {done} = {top}."
     )
     asked = f"Compute \\frac{{{a}}}{{{b}}} {sign} \\frac{{{c}}}{{{d}}}."
@@ -158,4 +154,4 @@ def score(problem: Problem, text: str) -> bool:
     return math_equal(problem.check["result"], text)
 
 
-TASK = Generated("algebra", 2, score, make=make)
+TASK = Generated("algebra", 3, score, make=make)

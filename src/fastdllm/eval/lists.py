@@ -23,7 +23,7 @@ from fastdllm.eval.task import Generated, Problem, say
 
 WORDS = (
     "ant", "bear", "cat", "deer", "eel", "fox", "goat", "hare", "ibis", "lamb", "mole", "newt",
-    "owl", "pig", "rat", "seal", "toad", "vole", "wolf", "yak",
+    "owl", "pig", "rat", "seal",
 )  # fmt: skip
 HEADINGS = {
     "copy": "again",
@@ -37,7 +37,7 @@ HEADINGS = {
 def make(rng: random.Random) -> Problem:
     """One problem, of one of the five kinds."""
     kind = rng.choice(tuple(HEADINGS))
-    words = rng.sample(WORDS, rng.randint(7, 10))
+    words = rng.sample(WORDS, rng.randint(7, 9))
     asked, result = f"{kind.capitalize()} this list", list(words)
     if kind == "reverse":
         result = words[::-1]
@@ -46,10 +46,9 @@ def make(rng: random.Random) -> Problem:
     elif kind == "shuffle":
         rng.shuffle(result)
     elif kind == "replace":
-        old = rng.choice(words)
-        new = rng.choice([w for w in WORDS if w not in words])
-        asked = f"Replace {old} with {new} in this list"
-        result = [new if w == old else w for w in words]
+        at = rng.randrange(len(words))
+        result[at] = rng.choice([w for w in WORDS if w not in words])
+        asked = f"Replace a word of this list by {at + 1}. {result[at]}"
     prompt = f"{asked}:\n{_numbered(words)}"
     opening = f"{say(rng, 'Here', 'This')} is {say(rng, 'the', 'this', 'that')}"
     closing = f"{say(rng, 'That', 'This')} is {say(rng, 'all', 'the result', 'the answer')}"
@@ -72,4 +71,4 @@ def score(problem: Problem, text: str) -> bool:
     return words == wanted and numbers == list(range(1, len(wanted) + 1))
 
 
-TASK = Generated("lists", 4, score, make=make)
+TASK = Generated("lists", 5, score, make=make)

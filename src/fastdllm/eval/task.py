@@ -204,7 +204,7 @@ def generated(name: str) -> Generated:
     """One of the tasks made here, by its name.
 
     >>> generated("lists").held_out(1)[0].prompt.split(":")[0]
-    'Reverse this list'
+    'Shuffle this list'
     """
     if name not in GENERATED:
         raise InputError(f"unknown task '{name}'; {did_you_mean(name, GENERATED)}")
