@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fastdllm import LLM, Frechet, Generation, InputError, parse
-from fastdllm.calibration import EDGES, MOVES, Calibration
+from fastdllm.calibration import EDGES, REACH, Calibration
 from fastdllm.cli import app
 from fastdllm.eval.calibrate import (
     Certified,
@@ -21,7 +21,7 @@ from fastdllm.eval.calibrate import (
     clopper_pearson,
     coverage,
     fit,
-    moved_next,
+    reach,
     temperature,
     watch,
 )  # fmt: skip
@@ -41,7 +41,7 @@ def calibration(**changes) -> Calibration:
     ranges = len(EDGES) - 1
     flat = Calibration(
         "cal.json", "m", "t", "d", "frechet:0.25", "reference", 0.05, (1,) * ranges, (0,) * ranges,
-        tuple(i / ranges for i in range(1, ranges + 1)), 1.0, (0.1,) * (len(MOVES) - 1),
+        tuple(i / ranges for i in range(1, ranges + 1)), 1.0, (0.1,) * len(REACH),
     )  # fmt: skip
     return replace(flat, **changes)
 
@@ -67,7 +67,7 @@ def test_all_ranges_hold_at_once_as_often_as_they_say(llm: LLM) -> None:
         doubt = torch.rand(3000, generator=g) ** 3
         true = (2 * doubt).clamp(max=1)
         right = torch.rand(3000, generator=g) >= true
-        seen = Seen(doubt, right, torch.zeros(0, 2), ())
+        seen = Seen(doubt, right, torch.zeros(0, 3), ())
         made = fit(llm, seen, path="", data="", rule=Frechet(), against="", level=0.1)
         which = torch.bucketize(doubt, torch.tensor(EDGES[1:-1]))
         rates = torch.tensor([float(true[which == i].mean()) for i in range(len(EDGES) - 1)])
@@ -91,10 +91,11 @@ def test_raised_doubts_rise_and_never_fall_below_what_was_said() -> None:
 def test_temperature_and_movements_by_hand() -> None:
     sure = torch.full((400,), 0.5)
     assert temperature(sure, torch.arange(400) < 200) > 0  # any will do: even odds stay even
-    pairs = torch.tensor([[0.0, 0.2], [0.0, 0.2], [0.5, 0.4], [0.5, 0.4]])
-    table = moved_next(pairs)
-    assert table[0] == pytest.approx(0.2)
-    assert list(table) == sorted(table)
+    moved = torch.tensor([[2.0, 0.4, 0.1], [2.0, 0.4, 0.1], [7.0, 0.5, 0.4], [8.0, 0.5, 0.4]])
+    assert reach(moved) == pytest.approx((1, 0.25, 1, 0.8, 1, 1), abs=1e-5)
+    apart = torch.tensor([[0, 1, 2], [4, 17, 900]])
+    table = calibration(reach=(1.0, 0.5, 0.4, 0.3, 0.2, 0.1)).dependence(apart)
+    assert table.tolist() == [[0, 1, 0.5], [0.4, 0.1, 0.1]]
 
 
 def test_certified_steps_on_an_oracle_are_wrong_no_more_than_stated() -> None:
@@ -133,8 +134,10 @@ def test_watching_notes_every_mask_of_every_step(llm: LLM) -> None:
     # Blocks of 32, four a step: 32 + 28 + ... + 4 masks are seen in each.
     blocks = sum(len(llm.tokenizer.encode(p.answer)) // 32 + 1 for p in problems)
     assert len(one.doubt) == blocks * 144
-    # All but those of a block's first two steps have moved twice.
-    assert len(one.moved) == blocks * (144 - 32 - 28)
+    # All but those of a block's first step have moved.
+    assert len(one.moved) == blocks * (144 - 32)
+    assert (one.moved[:, 0] >= 1).all()
+    assert ((one.moved[:, 2] >= 0) & (one.moved[:, 2] <= 1)).all()
 
 
 def test_the_rule_sees_raised_doubts_and_the_trace_shows_both(llm: LLM) -> None:

@@ -12,9 +12,9 @@ from fastdllm import InputError, parse
 from fastdllm.cache import Fresh
 from fastdllm.denoise import CachedReader, ForeignReader, denoise
 from fastdllm.models.loading import load_model
-from fastdllm.selection import Klass, Selector, Stable, Wino
+from fastdllm.selection import Klass, Selector, Wino
 
-RULES = ["klass:0.1,limit=0.5,history=1", "klass:0.05,limit=2", "credit:0.2", "stable:0.05"]
+RULES = ["klass:0.1,limit=0.5,history=1", "klass:0.05,limit=2", "credit:0.2"]
 
 
 @pytest.fixture(scope="module", params=["llada", "Dream"])
@@ -77,12 +77,6 @@ def by_hand(rule: Selector, past: dict, now: dict[int, list[float]]):
                 kl = sum(math.exp(a) * (a - b) for a, b in zip(p, before[0], strict=True))
                 calm = before[1] + 1 if kl < rule.limit else 0
             past[at], signal[at] = (p, calm), calm
-        elif isinstance(rule, Stable):
-            signal[at] = math.inf
-            if before:
-                pairs = zip(p, before[0], strict=True)
-                signal[at] = sum(abs(math.exp(a) - math.exp(b)) for a, b in pairs) / 2
-            past[at] = (p,)
         else:
             credit = [rule.beta * c for c in before[0]] if before else [0.0] * len(z)
             best = p.index(max(p))

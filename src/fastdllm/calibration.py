@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from fastdllm.errors import InputError
@@ -24,8 +24,8 @@ from fastdllm.errors import InputError
 FORMAT = "fastdllm-calibration-1"
 EDGES = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 """Of the ranges of doubt."""
-MOVES = (0.0, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
-"""Of the ranges of how far a marginal moved in the last step."""
+REACH = (1, 2, 3, 5, 9, 17)
+"""Where ranges of distance between two positions begin."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,9 @@ class Calibration:
     """At most so many of them are wrong, as a share."""
     temperature: float
     """Reported odds to this power's inverse fit best; above 1 is over-confident."""
-    moved: tuple[float, ...]
-    """How far a marginal moves next, in total variation, by how far it moved last: `MOVES`."""
+    reach: tuple[float, ...]
+    """How far a marginal moves, as a share of its doubt and in total variation, when the nearest
+    token that was committed is so far away: `REACH`."""
 
     @classmethod
     def load(cls, path: str | Path) -> "Calibration":
@@ -65,7 +66,7 @@ class Calibration:
             }
             lists["path"] = str(path)
             found = cls(**lists)
-            if len(found.upper) != len(EDGES) - 1 or len(found.moved) != len(MOVES) - 1:
+            if len(found.upper) != len(EDGES) - 1 or len(found.reach) != len(REACH):
                 raise ValueError("it has other ranges")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path} cannot be read: {error}") from None
@@ -92,11 +93,10 @@ class Calibration:
     def _table(self) -> tuple[Tensor, Tensor]:
         return torch.tensor(EDGES[1:-1]), torch.tensor(self.upper)
 
-    def next_move(self, move: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-        """How far a marginal is expected to move that moved so far in the last step."""
-        edges = torch.tensor(MOVES[1:-1], device=move.device)
-        table = torch.tensor(self.moved, device=move.device)
-        return table[torch.bucketize(move, edges)]
+    def dependence(self, apart: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        """The share of a doubt that hangs on a token so many positions away; 0 on itself."""
+        table = torch.tensor((0.0, *self.reach), dtype=torch.float64, device=apart.device)
+        return table[torch.bucketize(apart, torch.tensor(REACH, device=apart.device), right=True)]
 
     def check(self, model: str, tokenizer: str) -> None:
         """Complain about another model."""

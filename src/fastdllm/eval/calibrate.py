@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fastdllm.calibration import EDGES, MOVES, Calibration
+from fastdllm.calibration import EDGES, REACH, Calibration
 from fastdllm.denoise import Row, Step, denoise
 from fastdllm.errors import InputError
 from fastdllm.eval.run import ask
@@ -25,17 +25,30 @@ from fastdllm.eval.summary import wilson
 from fastdllm.eval.task import GENERATED, Problem, generated, get
 from fastdllm.generation import Generation
 from fastdllm.llm import LLM
-from fastdllm.selection import Frechet, Full, Mask, Profile, Selector, Stable
-from fastdllm.selection.field import Past, plain_rule
+from fastdllm.selection import Frechet, Full, Mask, Profile, Selector
+from fastdllm.selection.field import Past, plain_rule, shares
 from fastdllm.training.data import read_jsonl
 
 
 @dataclass(frozen=True)
-class Watch(Stable):
+class Watch(Selector):
     """Another rule's decisions, with a memory of how far every marginal moved."""
 
     over: Selector = field(default_factory=Frechet, metadata={"read": plain_rule})
     name = "watch"
+    remembers = True
+
+    def recall(
+        self, past: Past | None, spots: Tensor, logits: Tensor
+    ) -> tuple[Tensor, Tensor, Past]:
+        """The signal: how far the marginal moved; infinite where it was not seen before."""
+        now = shares(logits)
+        moved = torch.full(spots.shape, torch.inf, device=logits.device)
+        if past is not None:
+            index, seen = past.at(spots)
+            far = (now.exp() - past.values[index].exp()).abs().sum(dim=-1) / 2
+            moved = torch.where(seen, far, torch.inf)
+        return logits, moved, Past(spots, now, moved)
 
     def _accept(self, ranked: Profile) -> Mask:
         return self.over._accept(ranked)
@@ -47,8 +60,8 @@ class Seen:
 
     doubt: Float[Tensor, " tokens"]
     right: Bool[Tensor, " tokens"]
-    moved: Float[Tensor, "pairs 2"]
-    """How far a marginal moved in one step, and in the next."""
+    moved: Float[Tensor, "moves 3"]
+    """How far the nearest commit was, how doubtful the marginal was, and how far it moved."""
     steps: "tuple[Certified, ...]"
 
 
@@ -73,13 +86,13 @@ def watch(
     """Decode the problems by a rule, calibrated or not, with the truth put in."""
     watching = Watch(over=replace(rule, calibration=None), calibration=rule.calibration)
     margin = rule.margin if isinstance(rule, Frechet) else 0.0
-    doubts, rights, moves = [], [], [torch.zeros(0, 2)]
+    doubts, rights, moves = [], [], [torch.zeros(0, 3)]
     steps: list[Certified] = []
     for start in range(0, len(problems), batch):
         part = problems[start : start + batch]
         pairs = list(_canvases(llm, part, watching, against, block))
         rows = [row for row, _ in pairs]
-        before: dict[int, Past] = {}
+        before: dict[int, Step] = {}
         for step in denoise(llm.reader("none"), rows, llm.forbidden):
             row, truth = pairs[step.row]
             where = torch.tensor(step.positions)
@@ -87,8 +100,9 @@ def watch(
             chosen = torch.tensor(step.committed)
             doubts.append(torch.tensor(step.doubts))
             rights.append(right)
-            moves.append(_moves(before.get(step.row), row.memory))
-            before[step.row] = row.memory
+            if step.row in before:
+                moves.append(_moves(before[step.row], where, row.memory.signal.cpu()))
+            before[step.row] = step
             steps += _certified(step, right, chosen, margin)
             row.ids[where[chosen]] = truth[where[chosen]]
         progress(len(part))
@@ -104,13 +118,15 @@ def _certified(step: Step, right: Tensor, chosen: Tensor, margin: float) -> Iter
         yield Certified(float(doubt.sum()), not bool(right[chosen].all()))
 
 
-def _moves(before: Past | None, now: Past) -> Float[Tensor, "pairs 2"]:
-    """The last two movements of every spot that has both."""
-    if before is None:
-        return torch.zeros(0, 2)
-    index, seen = before.at(now.spots)
-    both = torch.stack((before.signal[index], now.signal), dim=1).cpu()
-    return both[seen.cpu() & both.isfinite().all(dim=1)]
+def _moves(
+    before: Step, where: Int[Tensor, " spots"], moved: Float[Tensor, " spots"]
+) -> Float[Tensor, "moves 3"]:
+    """Of every spot that was there before: the nearest of what was then committed, and the rest."""
+    made = torch.tensor(list(before.commits))
+    doubt = dict(zip(before.positions, before.doubts, strict=True))
+    near = (where[:, None] - made).abs().amin(dim=1).float()
+    old = torch.tensor([doubt.get(int(p), 0.0) for p in where])
+    return torch.stack((near, old, moved), dim=1)[moved.isfinite()]
 
 
 def _canvases(
@@ -160,7 +176,7 @@ def fit(
         wrong=tuple(wrong),
         upper=tuple(round(x, 8) for x in upper.tolist()),
         temperature=round(temperature(seen.doubt, seen.right), 4),
-        moved=moved_next(seen.moved),
+        reach=reach(seen.moved),
     )
 
 
@@ -206,15 +222,26 @@ def temperature(doubt: Float[Tensor, " tokens"], right: Bool[Tensor, " tokens"])
     return math.exp((low + high) / 2)
 
 
-def moved_next(pairs: Float[Tensor, "pairs 2"]) -> tuple[float, ...]:
-    """The mean next movement, by the last one, and two standard errors; never falling."""
-    which = torch.bucketize(pairs[:, 0].contiguous(), torch.tensor(MOVES[1:-1]))
+def reach(moved: Float[Tensor, "moves 3"]) -> tuple[float, ...]:
+    """How far a marginal moves, as a share of its doubt, by distance; two standard errors more.
+
+    A range that was not seen is not trusted: 1.
+
+    >>> near, far = [1.0, 0.2, 0.1], [20.0, 0.2, 0.0]
+    >>> reach(torch.tensor([near, near, far, far]))
+    (0.5, 1.0, 1.0, 1.0, 1.0, 0.0)
+    """
+    which = torch.bucketize(moved[:, 0].contiguous(), torch.tensor(REACH), right=True) - 1
     ends = []
-    for i in range(len(MOVES) - 1):
-        mine = pairs[which == i, 1].double()
-        error = float(mine.std() / math.sqrt(len(mine))) if len(mine) > 1 else 1.0
-        ends.append(min(1.0, float(mine.mean()) + 2 * error) if len(mine) else 1.0)
-    return tuple(round(x, 8) for x in torch.tensor(ends).cummax(dim=0).values.tolist())
+    for i in range(len(REACH)):
+        _, doubt, far = moved[which == i].double().T
+        if len(far) < 2 or not float(doubt.sum()):
+            ends.append(1.0)
+            continue
+        share = float(far.sum() / doubt.sum())
+        error = float((far - share * doubt).std() / math.sqrt(len(far)) / doubt.mean())
+        ends.append(round(min(1.0, share + 2 * error), 6))
+    return tuple(ends)
 
 
 def coverage(steps: Sequence[Certified]) -> dict[str, Any]:

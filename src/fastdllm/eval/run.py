@@ -106,7 +106,7 @@ class Sheet:
         if folder is None:
             return
         label = f"{settings.rule}-{settings.cache}".replace(":", "").replace(",", "-")
-        label = "".join(c for c in label if c.isalnum() or c in ".-=")
+        label = "".join(c for c in label if c.isalnum() or c in ".-=")[:80]
         mark = hashlib.sha256(json.dumps(self.described, sort_keys=True).encode()).hexdigest()[:8]
         stem = f"{label}-{mark}"
         self.path = folder / (f"{stem}.{rank}.jsonl" if rank else f"{stem}.jsonl")

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import torch  # noqa: F401  for the examples
 
-from fastdllm.selection.field import Past, near, shares, signal
+from fastdllm.selection.field import near
 from fastdllm.selection.paper import Frechet
 from fastdllm.selection.profile import Mask, Profile, Selector, setting, wide
 
@@ -15,16 +14,18 @@ class Near(Selector):
     """The Fréchet rule on doubts weighted by how much of their neighbourhood is still masked.
 
     A token whose neighbours are known depends on little that is committed with it: its doubt
-    counts `known` times, rising to once where all neighbours within the radius are masked.
+    counts `known` times, rising to once where all neighbours within the radius are masked. The
+    bound is then no longer one for every dependence, but for one that fades with distance.
 
-    >>> confidence = torch.tensor([0.8, 0.8, 0.8, 0.8])
-    >>> Near(0.25).commit(confidence, torch.tensor([True, False, False, True]))
-    tensor([ True, False, False,  True])
+    >>> confidence = torch.tensor([0.6, 0.9, 0.9, 0.9, 0.9, 0.6])
+    >>> masked = torch.tensor([True, False, False, False, False, True])
+    >>> [int(Near(0.25, known).commit(confidence, masked).sum()) for known in (0, 1)]
+    [2, 1]
     """
 
     margin: float = setting("[0, 1)", 0.25)
-    known: float = setting("[0, 1]", 0.5)
-    radius: int = setting("[1, 1e9]", 2, int)
+    known: float = setting("[0, 1]", 0.0)
+    radius: int = setting("[1, 1e9]", 4, int)
     name = "near"
 
     def _accept(self, ranked: Profile) -> Mask:
@@ -40,11 +41,11 @@ class Stable(Selector):
 
     The product of the marginals has its mode at the best tokens, ahead of every other tuple by
     prod c (1 - max p2 / c). If the joint is within e of the product in total variation, the mode
-    is the same while that gap is more than 2 e (the paper's lemma on mode stability). e is
-    estimated from what decoding shows for free: how far each marginal moved, in total variation,
-    when the last tokens were committed, summed over the set. A calibration turns "moved last" into
-    "moves next". Where the estimate is missing (a block's first step) or allows less, the Fréchet
-    rule of the same margin decides.
+    is the same while that gap is more than 2 e (the paper's lemma on mode stability). A chain of
+    conditionals bounds e by how far each marginal moves when the others are committed. That is
+    measured by `fastdllm calibrate`, by distance: k(r) of its doubt if the nearest is r away. So
+    e_n = sum d_j min(1, sum k(|i - j|)), over the surer i. Without a calibration, and where this
+    allows less, the Fréchet rule of the same margin decides.
 
     >>> str(Stable(0.1))
     'stable:0.1'
@@ -54,28 +55,16 @@ class Stable(Selector):
     caution: float = setting("[0, inf)", 1.0)
     """The estimate is multiplied by this."""
     name = "stable"
-    remembers = True
-
-    def recall(
-        self, past: Past | None, spots: Tensor, logits: Tensor
-    ) -> tuple[Tensor, Tensor, Past]:
-        """The signal: how far the marginal moved; infinite where it was not seen before."""
-        now = shares(logits)
-        moved = torch.full(spots.shape, torch.inf, device=logits.device)
-        if past is not None:
-            index, seen = past.at(spots)
-            far = (now.exp() - past.values[index].exp()).abs().sum(dim=-1) / 2
-            moved = torch.where(seen, far, torch.inf)
-        return logits, moved, Past(spots, now, moved)
 
     def _accept(self, ranked: Profile) -> Mask:
-        moved = signal(self, ranked)
-        if self.calibration is not None:
-            expected = self.calibration.next_move(moved)
-            moved = torch.where(moved.isinf(), moved, expected)
-        c = 1 - wide(ranked.doubt)
-        rival = wide(ranked.doubt if ranked.runner_up is None else ranked.runner_up) / c
-        gap = c.cumprod(dim=-1) * (1 - rival.cummax(dim=-1).values)
-        stable = gap - 2 * self.caution * wide(moved).cumsum(dim=-1) > self.margin
+        safe = Frechet(self.margin)._accept(ranked)
+        if self.calibration is None:
+            return safe
+        d = wide(ranked.doubt).clamp(max=1)
+        rival = wide(ranked.doubt if ranked.runner_up is None else ranked.runner_up) / (1 - d)
+        gap = (1 - d).cumprod(dim=-1) * (1 - rival.cummax(dim=-1).values)
+        apart = (ranked.place.unsqueeze(-1) - ranked.place.unsqueeze(-2)).abs()
+        hangs = self.calibration.dependence(apart).tril(-1).sum(dim=-1).clamp(max=1)
+        residual = (d * wide(hangs)).cumsum(dim=-1)
         # A prefix by nature: the gap falls with n and the dependence rises.
-        return (stable & ranked.masked) | Frechet(self.margin)._accept(ranked)
+        return safe | (gap - 2 * self.caution * residual > self.margin)
