@@ -671,6 +671,9 @@ def reproduce(
     output: Annotated[Path, typer.Option(help="Where answers and tables go; it resumes.")] = Path(
         "reproduction"
     ),
+    calibration: Annotated[
+        Path | None, typer.Option(help="Of `fastdllm calibrate`, for fig-rules.")
+    ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
@@ -692,7 +695,7 @@ def reproduce(
     names = paper.names(name, model)
     models = {one: _load(one, dtype, device) for one in dict.fromkeys(names.values())}
     todo = {
-        one: paper.cells(one, who in EMBEDDED, models[who].eyes is not None)
+        one: paper.cells(one, who in EMBEDDED, models[who].eyes is not None, calibration)
         for one, who in names.items()
     }
     for task in {cell.task for rows in todo.values() for cell in rows}:

@@ -15,11 +15,12 @@ COLOURS = {"full": "#666666", "threshold": "#d95f02", "factor": "#7570b3", "frec
 
 
 def _rule(row: Mapping[str, Any]) -> str:
-    return str(row["select"]).split(":")[0]
+    name = str(row["select"])
+    return name.split(":")[0] + ("*" if "calibration=" in name else "")
 
 
 def _value(row: Mapping[str, Any]) -> float:
-    return float(str(row["select"]).partition(":")[2] or 0)
+    return float(str(row["select"]).partition(":")[2].partition(",")[0] or 0)
 
 
 def _accuracy(axis: Any, mine: Rows, x: Sequence[float], **style: Any) -> None:

@@ -23,7 +23,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from fastdllm.bench.sweep import GRIDS, grid
+from fastdllm.bench.sweep import grid
 from fastdllm.errors import InputError, did_you_mean
 from fastdllm.eval.report import measure
 from fastdllm.eval.run import Sheet, machine
@@ -117,9 +117,19 @@ def _margins(sees: bool) -> list[Cell]:
     return [one, half, replace(factor, printed=about["baseline"]), *rows]
 
 
-def _all_rules() -> list[Cell]:
-    """Beyond the paper: every rule over its grid, without a cache, since one of them has none."""
-    settings = ["full", *grid([name for name in GRIDS if name != "topk"])]
+SWEPT = (
+    "threshold:0.95/0.9/0.7", "factor:0.5/0.75/1", "frechet:0.5/0.25/0.1", "exact:0.5/0.25/0.1",
+    "entropy:0.1/0.5/1", "localleap:0.95/0.9/0.8", "hierarchy:0.95/0.9/0.8", "dilated:3/2",
+    "klass:0.9/0.6", "credit:0.95/0.9/0.8", "wino:0.9/0.7/0.6", "near:0.5/0.25/0.1",
+)  # fmt: skip
+
+
+def _all_rules(calibration: Path | None) -> list[Cell]:
+    """Beyond the paper: every rule over a grid, without a cache, since one of them has none."""
+    settings = ["full", *grid(SWEPT)]
+    if calibration is not None:
+        calibrated = grid(["frechet:0.25/0.1", "stable:0.25/0.1/0.05"])
+        settings += [f"{rule},calibration={calibration}" for rule in calibrated]
     return [Cell(task, shots, rule, "none") for task, shots in (("gsm8k", 5), ("math", 4))
             for rule in settings]  # fmt: skip
 
@@ -140,7 +150,7 @@ EXPERIMENTS: dict[str, Callable[[bool], list[Cell]]] = {
     "fig-margin": _margins,
     "fig-cache-scatter": lambda sees: _printed_rows("table-cache"),
     "divergence": lambda sees: _operating_points(),
-    "fig-rules": lambda sees: _all_rules(),
+    "fig-rules": lambda sees: _all_rules(None),
 }
 
 
@@ -164,13 +174,17 @@ def names(name: str, model: str) -> dict[str, str]:
     return {one: model or MODELS.get(one, "tiny-llada") for one in of_the_paper}
 
 
-def cells(name: str, embedded: bool, sees: bool = False) -> list[Cell]:
+def cells(
+    name: str, embedded: bool, sees: bool = False, calibration: Path | None = None
+) -> list[Cell]:
     """The rows of an experiment; on an embedded model with its own tasks instead.
+
+    With a calibration, `fig-rules` has the rules that want one too.
 
     >>> [cell.select for cell in cells("table-v", embedded=True, sees=True)]
     ['full', 'topk:2', 'factor:1.0', 'frechet:0.25']
     """
-    found = EXPERIMENTS[name](sees)
+    found = _all_rules(calibration) if name == "fig-rules" else EXPERIMENTS[name](sees)
     pictures = any(cell.task in ("mathvista", "mathverse") for cell in found)
     if pictures > sees or (embedded and sees > pictures):
         raise InputError(
@@ -325,7 +339,7 @@ def equal_accuracy(rows: Sequence[Cell], sheets: Sequence[Sheet]) -> Extra:
         for cell, sheet in mine:
             lost, won, p = mcnemar(full.lines, sheet.lines)
             s = Summary.of(sheet.lines.values())
-            rule = sheet.settings.rule.name
+            rule = sheet.settings.rule.name + ("*" if sheet.settings.rule.calibration else "")
             if (lost <= won or p >= 0.05) and s.mean_nfe < best.get(rule, {"nfe": math.inf})["nfe"]:
                 best[rule] = {
                     "select": cell.select, "nfe": s.mean_nfe, "accuracy": 100 * s.accuracy, "p": p,
@@ -430,7 +444,11 @@ def markdown(
     if "alone_right" in more:
         lines += ["", *_side_by_side(about, more)]
     for task, rules in more.get("equal_accuracy", {}).items():
-        lines += ["", f"## {task}: the fewest passes not significantly below full", ""]
+        lines += [
+            "",
+            f"## {task}: the fewest passes not significantly below full (* calibrated)",
+            "",
+        ]
         lines += ["| rule | setting | NFE | accuracy | p |", "|---|---|--:|--:|--:|"]
         lines += [
             f"| {rule} | {r['select']} | {r['nfe']:.1f} | {r['accuracy']:.1f} | {r['p']:.2f} |"
