@@ -100,7 +100,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(llm, monkeypatch) -> Non
     broken.model = interrupted
     out = io.StringIO()
     console = Console(file=out, width=80)
-    before = [{"role": "user", "content": "earlier"}]
+    before = chat.Talk(({"role": "user", "content": "earlier"},))
     assert chat.answer(console, broken, SETTINGS, before, "now") == before
     assert "(interrupted)" in out.getvalue()
 
