@@ -25,6 +25,7 @@ from fastdllm.eval.report import as_json, measure, table
 from fastdllm.eval.run import Sheet, about, ask, claim, describe, read_lines, run, solve
 from fastdllm.eval.summary import Summary, mcnemar, wilson
 from fastdllm.eval.task import Problem, Task, generated
+from fastdllm.models.loading import EMBEDDED
 
 SHORT = Generation(16, 8, "topk:4", "none", early_stop=False)
 
@@ -467,9 +468,11 @@ def test_unknown_experiments() -> None:
 
 def test_each_experiment_has_its_model() -> None:
     every = reproduce.names("all", "")
-    assert every["table-v"] == every["fig-margin"] == "tiny-llada-v"
-    assert every["table-dream"] == "tiny-dream"
+    assert set(every.values()) <= set(EMBEDDED)
     assert every["table1"] == "tiny-llada"
+    for one, who in reproduce.MODELS.items():
+        landed = who in EMBEDDED
+        assert every.get(one) == (who if landed else None if one == "table-v" else "tiny-llada")
     assert "table-v" not in reproduce.names("all", "path/to/LLaDA")
     assert list(reproduce.names("all", "tiny-llada-v")) == ["table-v", "fig-margin"]
 

@@ -31,6 +31,7 @@ from fastdllm.eval.summary import Summary, mcnemar
 from fastdllm.eval.task import GENERATED, get
 from fastdllm.generation import Generation
 from fastdllm.llm import LLM
+from fastdllm.models.loading import EMBEDDED
 
 RULES = {"threshold": "threshold:0.9", "factor": "factor:0.75", "frechet": "frechet:0.25"}
 # What stands in for a benchmark on the embedded models.
@@ -157,21 +158,22 @@ EXPERIMENTS: dict[str, Callable[[bool], list[Cell]]] = {
 def names(name: str, model: str) -> dict[str, str]:
     """One experiment or all of the paper's, each with the model that answers it.
 
-    >>> names("table3", "")
-    {'table-v': 'tiny-llada-v'}
+    >>> names("table3", "path/to/LLaDA-V")
+    {'table-v': 'path/to/LLaDA-V'}
     """
     name = {"table3": "table-v"}.get(name, name)
     if name not in (*EXPERIMENTS, "all"):
         known = [*EXPERIMENTS, "table3", "all"]
         raise InputError(f"unknown experiment '{name}'; {did_you_mean(name, known)}")
+    own = {one: MODELS[one] for one in MODELS if MODELS[one] in EMBEDDED}
     if name != "all":
-        return {name: model or MODELS.get(name, "tiny-llada")}
+        return {name: model or own.get(name, "tiny-llada")}
     of_the_paper = [one for one in EXPERIMENTS if one != "fig-rules"]
     if model == "tiny-llada-v":
         of_the_paper = ["table-v", "fig-margin"]
-    elif model:  # a text model
+    elif model or "table-v" not in own:  # nobody who sees
         of_the_paper.remove("table-v")
-    return {one: model or MODELS.get(one, "tiny-llada") for one in of_the_paper}
+    return {one: model or own.get(one, "tiny-llada") for one in of_the_paper}
 
 
 def cells(
@@ -189,8 +191,8 @@ def cells(
     if pictures > sees or (embedded and sees > pictures):
         raise InputError(
             f"{name} asks {'about pictures' if pictures else 'in text alone'}, which this model "
-            f"{'cannot see' if pictures else 'was not trained on'}; try "
-            f"--model {'tiny-llada-v' if pictures else 'tiny-llada'}"
+            f"{'cannot see' if pictures else 'was not trained on'}; try --model "
+            f"{'path/to/LLaDA-V' if pictures else 'tiny-llada'}"
         )
     # 5 and 8 shots are the same without any.
     return list(dict.fromkeys(map(_own, found))) if embedded else found
