@@ -319,7 +319,7 @@ def rules() -> None:
 def demo(
     model: Model = DEFAULT,
     problems: Annotated[int, typer.Option(min=1, max=1000, help="How many to compare on.")] = 60,
-    batch_size: Annotated[int, typer.Option(min=1, help="Problems decoded together.")] = 20,
+    batch_size: Annotated[int, typer.Option(min=1, help="Problems decoded together.")] = 60,
     page: Annotated[Path, typer.Option(help="Where to write the trace's page.")] = Path(
         "fastdllm-demo.html"
     ),
