@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from rich.progress import track
 
-from fastdllm.eval.calibration import on_own_order, on_random_masks
+from fastdllm.eval.reliability import on_own_order, on_random_masks
 from fastdllm.eval.run import Sheet, run
 from fastdllm.eval.summary import Summary
 from fastdllm.eval.task import GENERATED, generated

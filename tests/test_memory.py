@@ -162,7 +162,7 @@ def test_what_is_taken_back_is_masked_again_and_every_row_ends(tmp_path, rule: s
 
 def test_wino_says_what_it_cannot(model) -> None:
     row = next(iter(all_rows("wino")))
-    with pytest.raises(InputError, match="wino wants cache none"):
+    with pytest.raises(InputError, match="takes back wants cache none"):
         list(denoise(CachedReader(model, "dual"), [row], (MASK,)))
     row = next(iter(all_rows("wino")))
     foreign = ForeignReader(lambda ids: torch.zeros(*ids.shape, 50))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fastdllm import LLM, Generation
-from fastdllm.eval.calibration import Reliability, on_own_order, on_random_masks
+from fastdllm.eval.reliability import Reliability, on_own_order, on_random_masks
 from fastdllm.eval.run import Sheet, ask, run, solve
 from fastdllm.eval.task import generated
 from fastdllm.models.loading import EMBEDDED, ZOO, find_folder

@@ -548,7 +548,6 @@ def tune(
     from dataclasses import asdict, replace
 
     from fastdllm.bench.sweep import grid
-    from fastdllm.eval.report import trial_text
     from fastdllm.eval.run import Sheet, about, claim
     from fastdllm.eval.task import chosen
     from fastdllm.eval.tune import tune as trials
@@ -569,13 +568,13 @@ def tune(
 
     def tell(trial: "Trial") -> None:
         if sys.stderr.isatty():
-            print(trial_text(trial), end="\r", file=sys.stderr)
+            print(trial, end="\r", file=sys.stderr)
 
     for trial in trials(
         llm, known, problems, sheets[0], sheets[1:], target=target_accuracy_drop / 100, level=level,
         batch=batch_size, tell=tell,
     ):  # fmt: skip
-        print(trial_text(trial))
+        print(trial)
         found.append(trial)
     best = next((trial for trial in reversed(found) if trial.passed), None)
     if best is None:

@@ -17,7 +17,7 @@ from fastdllm.cache import Fresh, KVCache, Policy, Range
 from fastdllm.errors import InputError, LogitsError
 from fastdllm.models.transformer import Transformer
 from fastdllm.predict import Sampling, predict
-from fastdllm.selection import Profile, Selector, Wino
+from fastdllm.selection import Profile, Selector
 
 
 @dataclass(frozen=True)
@@ -191,14 +191,14 @@ def _read(
     spots: Sequence[Tensor],
 ) -> tuple[Float[Tensor, "wanted vocab"], list[Twins]]:
     """One pass; for a rule that takes back, with a hidden twin of what the block already has."""
-    if not any(isinstance(row.select, Wino) for row in rows):
+    if not any(row.select.takes_back for row in rows):
         return reader.read(rows, windows, spots), [None] * len(rows)
     if not isinstance(reader, CachedReader):
-        raise InputError("wino hides tokens from attention; wanted a checkpoint of ours")
+        raise InputError("a rule that takes back hides tokens; wanted a checkpoint of ours")
     known = []
     for row, block in zip(rows, blocks, strict=True):
         fixed = ~row.masked[block.start : block.stop]
-        mine = fixed if isinstance(row.select, Wino) else torch.zeros_like(fixed)
+        mine = fixed if row.select.takes_back else torch.zeros_like(fixed)
         known.append(mine.nonzero()[:, 0] + block.start)
     logits = reader.read(rows, windows, spots, known)
     sizes = [len(part) for pair in zip(spots, known, strict=True) for part in pair]
@@ -208,12 +208,12 @@ def _read(
 
 def _taken_back(row: Row, twins: Twins, committed: int) -> tuple[int, ...]:
     """What the rule disowns; always fewer than were committed, or a block could go on for ever."""
-    if twins is None or not isinstance(row.select, Wino) or not len(twins[0]):
+    if twins is None or not len(twins[0]):
         return ()
     where, logits = twins
     token = row.ids[where].to(logits.device)
     confidence = logits.float().softmax(dim=-1).gather(-1, token[:, None])[:, 0].cpu()
-    return tuple(where[row.select.taken_back(confidence, committed - 1)].tolist())
+    return tuple(where[row.select.disowned(confidence, committed - 1)].tolist())
 
 
 def _profile(
@@ -304,7 +304,7 @@ def _raised(profile: Profile, rule: Selector, row: int, count: int) -> tuple[flo
     """The doubts the rule saw, if it is calibrated."""
     if rule.calibration is None:
         return ()
-    return tuple(rule.lowered(profile).doubt[row, :count].tolist())
+    return tuple(rule.calibrated(profile).doubt[row, :count].tolist())
 
 
 # --- Models ------------------------------------------------------------------------------------
@@ -381,8 +381,8 @@ class CachedReader:
         """The whole canvas with the twins behind it."""
         if self.cache is not None or self.shift or any(row.picture for row in rows):
             raise InputError(
-                "wino wants cache none, a head that is not shifted, and no picture; "
-                "try another rule"
+                "a rule that takes back wants cache none, a head that is not shifted, and no "
+                "picture; try another rule"
             )
         total = length + max(map(len, twins))
         ids = torch.zeros(len(rows), total, dtype=torch.long)

@@ -167,12 +167,7 @@ def check() -> None:
 
 def reliability(made: Calibration, title: str, beside: Path) -> list[Path]:
     """How often a token was wrong against how doubtful it was said to be, and the upper end."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    figure, axes = _open()
     middles = [math.sqrt(max(a, b / 3) * b) for a, b in pairwise(EDGES)]
     shown = [i for i, n in enumerate(made.counts) if n]
     rate = [max(made.wrong[i] / made.counts[i], 1e-6) for i in shown]
@@ -194,14 +189,19 @@ def draw(
     name: str, rows: Rows, title: str, folder: Path, more: Mapping[str, Any] | None = None
 ) -> list[Path]:
     """The figure of an experiment, if it has one; `more` is what it tells besides its rows."""
+    figure, axes = _open()
+    DRAWINGS.get(name, bars)(axes, rows, more or {})
+    return _save(figure, title, folder, name)
+
+
+def _open() -> tuple[Any, Any]:
+    """A figure of two plots."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    DRAWINGS.get(name, bars)(axes, rows, more or {})
-    return _save(figure, title, folder, name)
+    return plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
 
 
 def _save(figure: Any, title: str, folder: Path, name: str) -> list[Path]:

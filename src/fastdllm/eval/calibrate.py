@@ -18,9 +18,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fastdllm.calibration import EDGES, REACH, Calibration
-from fastdllm.denoise import Row, Step, denoise
+from fastdllm.denoise import Step, denoise
 from fastdllm.errors import InputError
-from fastdllm.eval.run import ask
+from fastdllm.eval.reliability import canvas
+from fastdllm.eval.run import ask, pictures
 from fastdllm.eval.summary import wilson
 from fastdllm.eval.task import GENERATED, Problem, generated, get
 from fastdllm.generation import Generation
@@ -90,7 +91,11 @@ def watch(
     steps: list[Certified] = []
     for start in range(0, len(problems), batch):
         part = problems[start : start + batch]
-        pairs = list(_canvases(llm, part, watching, against, block))
+        answers = _full_steps(llm, part, block) if against == "full" else [None] * len(part)
+        pairs = [
+            canvas(llm, problem, block, number=i, rule=watching, answer=answer)
+            for i, (problem, answer) in enumerate(zip(part, answers, strict=True))
+        ]
         rows = [row for row, _ in pairs]
         before: dict[int, Step] = {}
         for step in denoise(llm.reader("none"), rows, llm.forbidden):
@@ -129,26 +134,11 @@ def _moves(
     return torch.stack((near, old, moved), dim=1)[moved.isfinite()]
 
 
-def _canvases(
-    llm: LLM, problems: Sequence[Problem], rule: Selector, against: str, block: int
-) -> Iterator[tuple[Row, Tensor]]:
-    """An empty canvas of whole blocks for each problem, and the true tokens of all of it."""
-    if llm.tokenizer is None or not llm.end_ids:
-        raise InputError(f"{llm.name} has no tokenizer or no end of text; calibration needs both")
-    if against == "full":
-        settings = Generation(256, block, Full(), "prefix")
-        done = llm.generate([ask(llm, p) for p in problems], settings)
-        answers = [list(one.tokens) for one in done]
-    else:
-        answers = [llm.tokenizer.encode(p.answer) for p in problems]
-    for number, (problem, answer) in enumerate(zip(problems, answers, strict=True)):
-        size = (len(answer) // block + 1) * block
-        settings = Generation(size, block, rule, "none", early_stop=False)
-        row = llm.row(ask(llm, problem), settings, number, images=problem.images)
-        truth = row.ids.clone()
-        truth[row.origin :] = llm.end_ids[0]
-        truth[row.origin : row.origin + len(answer)] = torch.tensor(answer)
-        yield row, truth
+def _full_steps(llm: LLM, problems: Sequence[Problem], block: int) -> list[tuple[int, ...]]:
+    """What the model itself answers, one token a pass."""
+    settings = Generation(256, block, Full(), "prefix")
+    prompts = [ask(llm, problem) for problem in problems]
+    return [done.tokens for done in llm.generate(prompts, settings, images=pictures(problems))]
 
 
 # --- Fitting -------------------------------------------------------------------------------------

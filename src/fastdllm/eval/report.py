@@ -14,7 +14,6 @@ from fastdllm.errors import InputError
 from fastdllm.eval.run import Sheet, about, claim, run
 from fastdllm.eval.summary import Summary, mcnemar
 from fastdllm.eval.task import Problem, Task
-from fastdllm.eval.tune import Trial
 from fastdllm.generation import Generation
 from fastdllm.llm import LLM
 from fastdllm.team import Team
@@ -126,16 +125,6 @@ def as_json(sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def trial_text(trial: Trial) -> str:
-    """One line of a tuning."""
-    verdict = "passed" if trial.passed else "not shown"
-    return (
-        f"{trial.select:18} {trial.count:5} problems  {trial.accuracy:6.1%} against "
-        f"{trial.baseline:6.1%}  NFE {trial.nfe:5.1f} ({trial.saved:.0%} less)  "
-        f"evidence {trial.evidence:8.3g}  {verdict}"
-    )
 
 
 def by_group(

@@ -57,7 +57,7 @@ def solve(llm: LLM, task: Task, problems: Sequence[Problem], settings: Generatio
     """One batch, decoded together."""
     prompts = [ask(llm, problem, task.chat) for problem in problems]
     start = time.perf_counter()
-    completions = llm.generate(prompts, settings, images=_pictures(problems))
+    completions = llm.generate(prompts, settings, images=pictures(problems))
     seconds = (time.perf_counter() - start) / len(problems)
     return [
         Result(problem, settings, done, task.score(problem, done.text), seconds)
@@ -65,7 +65,7 @@ def solve(llm: LLM, task: Task, problems: Sequence[Problem], settings: Generatio
     ]
 
 
-def _pictures(problems: Sequence[Problem]) -> list[list[Any]]:
+def pictures(problems: Sequence[Problem]) -> list[list[Any]]:
     """Of each, if any has one."""
     return [list(p.images) for p in problems] if any(p.images for p in problems) else []
 
@@ -243,7 +243,7 @@ def run(
             if missing and not warm:
                 short = replace(sheet.settings, max_tokens=sheet.settings.block_size)
                 two = missing[:2]
-                llm.generate([ask(llm, p, task.chat) for p in two], short, images=_pictures(two))
+                llm.generate([ask(llm, p, task.chat) for p in two], short, images=pictures(two))
                 warm = True
             if missing:
                 sheet.add(solve(llm, task, missing, sheet.settings), task.version)

@@ -70,6 +70,15 @@ class Trial:
         """The share of forward passes it does without."""
         return 1 - self.nfe / self.baseline_nfe if self.baseline_nfe else 0.0
 
+    def __str__(self) -> str:
+        """A line."""
+        verdict = "passed" if self.passed else "not shown"
+        return (
+            f"{self.select:18} {self.count:5} problems  {self.accuracy:6.1%} against "
+            f"{self.baseline:6.1%}  NFE {self.nfe:5.1f} ({self.saved:.0%} less)  "
+            f"evidence {self.evidence:8.3g}  {verdict}"
+        )
+
 
 def tune(
     llm: LLM,

@@ -245,17 +245,16 @@ class Wino(Selector):
     tau: float = setting("[0, 1]", 0.6)
     keep: float = setting("[0, 1]", 0.9)
     name = "wino"
+    takes_back = True
 
     def _accept(self, ranked: Profile) -> Mask:
         left = ranked.masked.sum(dim=-1, keepdim=True)
         return (ranked.doubt < 1 - self.tau) & (ranks(ranked) <= (0.7 * left).clamp(5, 20))
 
-    def taken_back(
-        self, confidence: Float[Tensor, " tokens"], most: int
-    ) -> Bool[Tensor, " tokens"]:
-        """Which of the block's tokens are disowned: the weakest first, at most so many.
+    def disowned(self, confidence: Float[Tensor, " tokens"], most: int) -> Bool[Tensor, " tokens"]:
+        """The weakest first.
 
-        >>> Wino().taken_back(torch.tensor([0.95, 0.2, 0.5]), 1)
+        >>> Wino().disowned(torch.tensor([0.95, 0.2, 0.5]), 1)
         tensor([False,  True, False])
         """
         rank = confidence.argsort(stable=True).argsort()

@@ -143,6 +143,8 @@ class Selector(ABC):
     """Whether the profile must hold entropies, which cost a second sum over the vocabulary."""
     remembers: ClassVar[bool] = False
     """Whether it looks back: see `recall`."""
+    takes_back: ClassVar[bool] = False
+    """Whether it may mask again what it committed: see `disowned`."""
     calibration: Calibration | None = field(
         default=None, kw_only=True, repr=False, metadata={"read": _calibration}
     )
@@ -165,7 +167,14 @@ class Selector(ABC):
         spot, and what to give back at the row's next step as its past (None at the first)."""
         raise NotImplementedError
 
-    def lowered(self, profile: Profile) -> Profile:
+    def disowned(self, confidence: Float[Tensor, " tokens"], most: int) -> Bool[Tensor, " tokens"]:
+        """Of a rule that takes back: which of the block's known tokens, at most so many.
+
+        `confidence` is what the model gives each token without seeing it.
+        """
+        raise NotImplementedError
+
+    def calibrated(self, profile: Profile) -> Profile:
         """The profile as the calibration leaves it."""
         if self.calibration is None:
             return profile
@@ -175,7 +184,7 @@ class Selector(ABC):
         """Rank the masked positions, accept some ranks, put those back in place."""
         if profile.masked.shape[-1] == 0:
             return profile.masked.clone()
-        profile = self.lowered(profile)
+        profile = self.calibrated(profile)
         # Unmasked positions come last, and just before them a NaN, which says nothing.
         key = self._key(profile).nan_to_num(nan=torch.finfo(torch.float32).max)
         key = torch.where(profile.masked, key, math.inf)

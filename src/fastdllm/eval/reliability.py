@@ -7,7 +7,7 @@ that there is one truth at every step.
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -20,7 +20,7 @@ from fastdllm.eval.task import Problem
 from fastdllm.generation import Generation
 from fastdllm.llm import LLM
 from fastdllm.models.transformer import Transformer
-from fastdllm.selection import Full
+from fastdllm.selection import Full, Selector
 
 BINS = 15
 
@@ -46,14 +46,25 @@ class Reliability:
         return float(gap.abs().sum() / len(self.confidence))
 
 
-def _canvas(llm: LLM, problem: Problem, block: int) -> tuple[Row, Tensor]:
-    """An empty canvas of whole blocks, and the true tokens of all of it."""
+def canvas(
+    llm: LLM,
+    problem: Problem,
+    block: int,
+    *,
+    number: int = 0,
+    rule: Selector | None = None,
+    answer: Sequence[int] | None = None,
+) -> tuple[Row, Tensor]:
+    """An empty canvas of whole blocks, and the true tokens of all of it.
+
+    The truth is the problem's own answer, if no other is given.
+    """
     if llm.tokenizer is None or not llm.end_ids:
         raise InputError(f"{llm.name} has no tokenizer or no end of text; calibration needs both")
-    answer = llm.tokenizer.encode(problem.answer)
+    answer = llm.tokenizer.encode(problem.answer) if answer is None else answer
     size = (len(answer) // block + 1) * block
-    settings = Generation(size, block, Full(), "none", early_stop=False)
-    row = llm.row(ask(llm, problem), settings, images=problem.images)
+    settings = Generation(size, block, rule or Full(), "none", early_stop=False)
+    row = llm.row(ask(llm, problem), settings, number, images=problem.images)
     truth = row.ids.clone()
     truth[row.origin :] = llm.end_ids[0]
     truth[row.origin : row.origin + len(answer)] = torch.tensor(answer)
@@ -67,7 +78,7 @@ def on_random_masks(
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     reliabilities = []
     for problem in problems:
-        row, truth = _canvas(llm, problem, block)
+        row, truth = canvas(llm, problem, block)
         hidden = row.masked & (torch.rand(truth.shape, generator=generator) < rng.random())
         if not hidden.any():
             continue
@@ -82,8 +93,8 @@ def on_random_masks(
 
 def on_own_order(llm: LLM, problems: Sequence[Problem], block: int = 32) -> Reliability:
     """One token a step where the model is surest; the truth goes in, whatever it said."""
-    pairs = [_canvas(llm, problem, block) for problem in problems]
-    rows = [replace(row, number=i) for i, (row, _) in enumerate(pairs)]
+    pairs = [canvas(llm, problem, block, number=i) for i, problem in enumerate(problems)]
+    rows = [row for row, _ in pairs]
     confidence, right = [], []
     for step in denoise(_reader(llm), rows, llm.forbidden):
         truth = pairs[step.row][1]
