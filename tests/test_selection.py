@@ -208,7 +208,7 @@ def random_profile(seed: int, batch: int = 1, positions: int = 8) -> Profile:
 def close_call(rule: Selector, profile: Profile) -> bool:
     """Whether the decision hangs on the last digits, where two right versions may differ."""
     nudged = [
-        replace(profile, doubt=(profile.doubt + shift).clamp(0, 1), entropy=profile.entropy + shift)
+        replace(profile, doubt=profile.doubt + shift, entropy=profile.entropy + shift)
         for shift in (-2e-7, 2e-7)
     ]
     return not torch.equal(rule(nudged[0]), rule(nudged[1]))
