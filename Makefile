@@ -35,7 +35,7 @@ figures: $(TOOLS)
 
 # Two processes of one thread each: on two cores faster than one of two. Kill it, and it resumes.
 # tiny-llada has four stages, each of which goes on from the one before.
-TINY ?= tiny-llada-base tiny-llada-words tiny-llada-lists tiny-llada tiny-dream tiny-llada-v
+TINY ?= tiny-llada-base tiny-llada-words tiny-llada-lists tiny-llada-mixed tiny-llada tiny-dream tiny-llada-v
 train-tiny: $(TOOLS)
 	@for model in $(TINY); do \
 	  OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 -m fastdllm train --threads 1 \

@@ -415,3 +415,34 @@ def test_saved_models_load_as_they_were(tmp_path: Path) -> None:
 def test_the_curve_needs_a_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 20, "loss": 1.0}\n{"step": 40, "lo')
     assert plot(tmp_path) == tmp_path / "curve.svg"
+
+
+# --- Grafts ------------------------------------------------------------------------------------
+
+
+def test_a_graft_takes_over_what_fits(tmp_path: Path) -> None:
+    donor_recipe = recipe.change(SMALL, {"kv_heads": 2, "tasks": {"lists": 1}})
+    donor_folder = train(tmp_path / "donor", donor_recipe)
+    r = recipe.change(SMALL, {"family": "Dream", "graft": str(donor_folder), "steps": 1})
+    grafted = start(r, tmp_path / "new", device=CPU)
+    donor, new = load_model(donor_folder, "float32", "cpu"), grafted.model
+    theirs, mine = Tokenizer.load(donor_folder), grafted.tokenizer
+    assert theirs is not None
+    assert torch.equal(new.blocks[0].q.weight, donor.blocks[0].q.weight)
+    one, two = donor.blocks[0].k.weight.split(8)  # two key heads of the donor, one of the model
+    assert torch.allclose(new.blocks[0].k.weight, (one + two) / 2)
+    assert not new.blocks[0].q.bias.any()
+    for word in (" list", "1", "."):
+        (a,), (b,) = mine.encode(word), theirs.encode(word)
+        assert torch.equal(new.embed.weight[a], donor.embed.weight[b]), word
+    assert mine.mask_id is not None
+    assert torch.equal(new.embed.weight[mine.mask_id], donor.embed.weight[theirs.mask_id])
+
+
+def test_bad_grafts(tmp_path: Path) -> None:
+    donor = train(tmp_path / "donor")
+    other = recipe.change(SMALL, {"graft": str(donor), "mlp": 32})
+    with pytest.raises(InputError, match="mlp is 32, the donor's 16"):
+        start(other, tmp_path / "new", device=CPU)
+    with pytest.raises(InputError, match="one of the two"):
+        recipe.change(SMALL, {"graft": str(donor), "init": str(donor)})

@@ -83,11 +83,11 @@ def make(rng: random.Random) -> Problem:
     return Problem(prompt, code, {"tests": tests})
 
 
-NOTES = (  # a comment for each line: the ways to say each word of it
+NOTES = (  # a comment for each line: the ways to say each word, none moves the code below it
     (("starts", "first"), ("with", "from"), ("this", "that")),
-    (("for", "takes", "now"), ("each", "more"), ("of",), ("them", "the values", "the numbers")),
+    (("for", "takes", "now"), ("each", "more"), ("of",), ("them", "values", "numbers")),
     (("with", "for", "from"), ("this", "that", "each"), ("number", "part")),
-    (("so", "and"), ("add", "takes"), ("this", "that", "the number")),
+    (("so", "and"), ("add", "takes"), ("this", "that", "more")),
     (("that", "this"), ("is", "was"), ("the",), ("result", "answer", "total")),
 )
 
@@ -109,4 +109,4 @@ def score(problem: Problem, text: str) -> bool:
     return passes(extract_code(text), problem.check["tests"])
 
 
-TASK = Generated("functions", 3, score, runs_code=True, make=make)
+TASK = Generated("functions", 4, score, runs_code=True, make=make)

@@ -2,7 +2,7 @@
 
 [a picture of 64 x 64 pixels]  How many red squares are there?
 
-I see 3 red squares.
+I count the red squares by row: 1 + 0 + 2 + 0 = 3.
 #### 3
 
 [a chart]  How much taller is the red bar than the blue bar?
@@ -72,15 +72,6 @@ def draw_bars(heights: dict[str, int]) -> "Image":
     return page
 
 
-def some(count: int, name: str) -> str:
-    """A number of things.
-
-    >>> some(1, "red squares"), some(2, "shapes")
-    ('1 red square', '2 shapes')
-    """
-    return f"{count} {name if count != 1 else name.removesuffix('s')}"
-
-
 def make(rng: random.Random) -> Problem:
     """One of the four kinds."""
     kind = rng.choice(("count", "compare", "add", "chart"))
@@ -88,26 +79,36 @@ def make(rng: random.Random) -> Problem:
         return _chart(rng)
     things: list[Thing | None] = [None] * CELLS**2
     few = rng.sample(tuple(COLOURS), 2 if rng.random() < 0.5 else 3)
-    for i in rng.sample(range(CELLS**2), rng.randint(3, 12)):
+    for i in rng.sample(range(CELLS**2), rng.randint(3, 9)):
         things[i] = (rng.choice(few), rng.choice(FORMS))
-    shapes = [thing for thing in things if thing]
     if kind == "count":
-        colour, form = rng.choice(shapes) if rng.random() < 0.8 else _any(rng)
-        number = shapes.count((colour, form))
-        said = f"I see {some(number, f'{colour} {form}s')}."
+        seen = [thing for thing in things if thing]
+        colour, form = rng.choice(seen) if rng.random() < 0.8 else _any(rng)
+        said, number = _by_row(f"{colour} {form}s", [thing == (colour, form) for thing in things])
         return _problem(kind, f"How many {colour} {form}s are there?", said, str(number), things)
     one, other = rng.sample(FORMS if rng.random() < 0.5 else tuple(COLOURS), 2)
-    counts = [sum(name in thing for thing in shapes) for name in (one, other)]
     words = [f"{name}s" if name in FORMS else f"{name} shapes" for name in (one, other)]
-    said = f"I see {some(counts[0], words[0])} and {some(counts[1], words[1])}."
+    (first, a), (second, b) = (
+        _by_row(word, [thing is not None and name in thing for thing in things])
+        for word, name in zip(words, (one, other), strict=True)
+    )
+    said = f"{first} {second}"
     if kind == "add":
-        total = sum(counts)
-        said += f" {counts[0]} + {counts[1]} = {total}."
+        said += f" {a} + {b} = {a + b}."
         asked = f"How many {words[0]} and {words[1]} are there together?"
-        return _problem(kind, asked, said, str(total), things)
-    more = "equal" if counts[0] == counts[1] else one if counts[0] > counts[1] else other
+        return _problem(kind, asked, said, str(a + b), things)
     asked = f"Are there more {words[0]} or more {words[1]}?"
-    return _problem(kind, asked, said, more, things)
+    return _problem(kind, asked, said, "equal" if a == b else one if a > b else other, things)
+
+
+def _by_row(words: str, found: list[bool]) -> tuple[str, int]:
+    """A count row by row, and its sum.
+
+    >>> _by_row("circles", [True] * 2 + [False] * 13 + [True])
+    ('I count the circles by row: 2 + 0 + 0 + 1 = 3.', 3)
+    """
+    rows = [sum(found[i : i + CELLS]) for i in range(0, CELLS**2, CELLS)]
+    return f"I count the {words} by row: {' + '.join(map(str, rows))} = {sum(rows)}.", sum(rows)
 
 
 def _any(rng: random.Random) -> Thing:
@@ -143,4 +144,4 @@ def score(problem: Problem, text: str) -> bool:
     return bool(mark) and after.strip() == problem.check["result"]
 
 
-TASK = Generated("shapes", 1, score, make=make)
+TASK = Generated("shapes", 2, score, make=make)

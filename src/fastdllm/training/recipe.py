@@ -37,6 +37,8 @@ class Recipe:
     family: str = "llada"
     init: str = ""
     """A checkpoint folder to go on from; its shape and tokenizer are then used."""
+    graft: str = ""
+    """A checkpoint folder of another family, whose weights a new model begins with."""
     layers: int = 6
     width: int = 128
     heads: int = 4
@@ -195,6 +197,8 @@ def _check(recipe: Recipe) -> None:
         raise InputError(f"eyes is {dict(recipe.eyes)!r}; wanted {', '.join(EYES)}")
     if bool(recipe.eyes) != (recipe.family == "llava_llada") and not recipe.init:
         raise InputError("a llava_llada model has eyes, and no other family does")
+    if recipe.init and recipe.graft:
+        raise InputError("init goes on with a model, graft begins another: wanted one of the two")
     _check_tasks(recipe.tasks)
     if not recipe.phases:
         raise InputError("phases is empty; leave it out for the paper's random masks")

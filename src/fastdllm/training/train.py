@@ -28,6 +28,7 @@ from fastdllm.team import Team
 from fastdllm.tokenizer import Tokenizer
 from fastdllm.training import vocabulary
 from fastdllm.training.data import Data, Example, source, stack, texts
+from fastdllm.training.graft import graft
 from fastdllm.training.muon import Muon
 from fastdllm.training.objective import PATTERNS, chances, loss, strata, weights
 from fastdllm.training.recipe import Phase, Recipe, from_json
@@ -166,14 +167,16 @@ class Trainer:
                 samples = texts(draw, TEXTS, self.recipe.seed)
                 vocabulary.build(self.recipe.family, samples, self.recipe.vocab, self.output)
             self.team.wait()
-        found = Tokenizer.load(self.output)
-        if found is None or (found.mask_id is None and found.core.token_to_id(MASK) is None):
-            raise CheckpointError(f"{self.output} has no tokenizer that names a mask token")
-        return found
+        return _tokenizer_of(self.output)
 
     def _model(self) -> Transformer:
         if not self.recipe.init:
-            return new_model(new_config(self.recipe, self.tokenizer), self.recipe.seed)
+            model = new_model(new_config(self.recipe, self.tokenizer), self.recipe.seed)
+            if self.recipe.graft:
+                folder = find_folder(self.recipe.graft)
+                donor = load_model(folder, "float32", "cpu")
+                graft(model, self.tokenizer, donor, _tokenizer_of(folder))
+            return model
         model = load_model(find_folder(self.recipe.init), "float32", "cpu")
         if model.eyes is not None:
             model.cut_vocabulary(len(self.tokenizer))
@@ -312,6 +315,13 @@ class Trainer:
         noisy = torch.where(masked, config.mask_id, ids)
         weight = masked.float() if phase.even else weights(masked, chance)
         return [x.to(self.device) for x in (ids, noisy, masked, weight)]
+
+
+def _tokenizer_of(folder: Path) -> Tokenizer:
+    found = Tokenizer.load(folder)
+    if found is None or (found.mask_id is None and found.core.token_to_id(MASK) is None):
+        raise CheckpointError(f"{folder} has no tokenizer that names a mask token")
+    return found
 
 
 def deal(lengths: Sequence[int], most: int, team: Team) -> list[list[int]]:
