@@ -32,7 +32,7 @@ from fastdllm.training.train import deal, start
 CPU = torch.device("cpu")
 SMALL = recipe.Recipe(
     layers=1, width=16, heads=2, kv_heads=1, mlp=16, vocab=400, context=512, steps=8, batch=4,
-    tasks={"lists": 1.0, "functions": 1.0},
+    tasks={"lists": 1.0, "functions": 1.0}, tails=0.0625,
 )  # fmt: skip
 
 
@@ -267,6 +267,13 @@ def test_phases_follow_each_other() -> None:
         ({"phases": [{"until": 1}]}, "no 'masks'"),
         ({"phases": 3}, "wanted a list of objects"),
         ({"tasks": {"listz": 1}}, "did you mean 'lists'"),
+        ({"seed": "abc"}, "seed is 'abc'; wanted a whole number"),
+        ({"lr": float("nan")}, "lr is nan; wanted a number"),
+        ({"tied": "maybe"}, "wanted true or false"),
+        ({"init": 3}, "init is 3; wanted a text"),
+        ({"eyes": 3}, "eyes is 3; wanted names with numbers"),
+        ({"phases": [{"until": "end", "masks": {"random": 1}}]}, "until is 'end'"),
+        ({"phases": [{"until": 1, "masks": {}}]}, "masks are empty"),
     ],
 )
 def test_bad_recipes(values: dict, message: str) -> None:
@@ -380,6 +387,82 @@ def test_two_processes_learn_as_one(tmp_path: Path) -> None:
     for (s, a, _), (t, b, _) in zip(curve(one), curve(two), strict=True):
         assert s == t
         assert a == pytest.approx(b, rel=1e-3)
+
+
+def test_a_run_killed_between_its_two_files_goes_on(tmp_path: Path) -> None:
+    """The model is written before the state: of a run that stopped between, the state is older."""
+    r = recipe.change(SMALL, {"steps": 4})
+    trainer = start(r, tmp_path / "a", device=CPU)
+    for _ in range(4):
+        trainer.train_step()
+    trainer.save()
+    whole = (tmp_path / "a" / "model.safetensors").read_bytes()
+    broken = start(r, tmp_path / "b", device=CPU)
+    for step in range(4):
+        broken.train_step()
+        if step == 1:
+            broken.save()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "save", _fail)
+        with pytest.raises(OSError, match="no space"):
+            broken.save()
+    assert (tmp_path / "b" / "model.safetensors").read_bytes() == whole
+    again = start(r, tmp_path / "b", device=CPU)
+    assert again.step == 2
+
+
+def _fail(*_: object) -> None:
+    raise OSError("no space left")
+
+
+def test_before_its_first_save_a_folder_takes_another_recipe(tmp_path: Path) -> None:
+    start(recipe.change(SMALL, {"vocab": 300}), tmp_path, device=CPU)
+    trainer = start(recipe.change(SMALL, {"vocab": 420}), tmp_path, device=CPU)
+    assert len(trainer.tokenizer) > 300
+    assert json.loads((tmp_path / "recipe.json").read_text())["vocab"] == 420
+
+
+def test_a_missing_stage_is_named() -> None:
+    r = recipe.change(SMALL, {"graft": "runs/no-such-stage"})
+    with pytest.raises(InputError, match="train-tiny TINY=no-such-stage"):
+        start(r, Path("unused"), device=CPU)
+
+
+@pytest.mark.parametrize("where", ["config.json", "tokenizer_config.json"])
+def test_a_mask_or_an_end_named_in_one_place_is_enough(where: str, tmp_path: Path) -> None:
+    base = train(tmp_path / "base")
+    path = base / where
+    known = json.loads(path.read_text())
+    for key in ("mask_token_id", "eos_token_id", "pad_token_id", "mask_token", "eos_token"):
+        known.pop(key, None)
+    path.write_text(json.dumps(known))
+    trainer = start(recipe.change(SMALL, {"init": str(base)}), tmp_path / "on", device=CPU)
+    trainer.train_step()
+    assert LLM(trainer.model, trainer.tokenizer).mask_id == trainer.model.config.mask_id
+
+
+def test_odd_lines_of_data_and_metrics(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    row = {"prompt": "one\u2028two", "answer": "three\x85"}
+    path.write_text(json.dumps(row, ensure_ascii=False) + "\n")
+    assert read_jsonl(path)[0].prompt == "one\u2028two"
+    for bad in ('{"prompt": "\\ud800", "answer": ""}', "9" * 5000, "[" * 100_000):
+        path.write_text(json.dumps(row) + "\n" + bad)
+        with pytest.raises(InputError, match="line 2: not JSON"):
+            read_jsonl(path)
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_bytes(b'{"step": 1}\n5\n\xff\n{"loss": 2}\n{"step": 2}\n{"ste')
+    assert [line["step"] for line in read_metrics(metrics)] == [1, 2]
+
+
+@pytest.mark.parametrize(("tails", "share"), [(1.0, 1.0), (0.0, 0.0)])
+def test_tails_reach_the_canvas_as_often_as_asked(
+    tails: float, share: float, tokenizer: Tokenizer
+) -> None:
+    data = make_data(tokenizer)
+    data.tails = tails
+    rows = [e for step in range(4) for e in data.at(step)]
+    assert sum(len(e) - e.prompt == data.canvas for e in rows) == share * len(rows)
 
 
 def test_another_recipe_and_a_damaged_state_are_refused(tmp_path: Path) -> None:

@@ -415,7 +415,7 @@ def test_in_bfloat16_it_says_nearly_the_same(llm: LLM) -> None:
 def test_training_reads_a_picture_as_decoding_does(tmp_path: Path) -> None:
     """The two ways in give the same logits, and gradients reach every part of the eyes."""
     chosen = recipe.choose("tiny-llada-v", init="", tasks=[], data=None, values=[
-        "batch=2", "layers=2", "width=32", "mlp=32", "heads=2", "kv_heads=2",
+        "graft=", "batch=2", "layers=2", "width=32", "mlp=32", "heads=2", "kv_heads=2",
     ])  # fmt: skip
     trainer = start(chosen, tmp_path, device=torch.device("cpu"))
     examples = trainer.data.at(0)
@@ -465,7 +465,7 @@ def test_a_checkpoint_that_sees_is_trained_on(llm: LLM, tmp_path: Path) -> None:
 
 def test_a_trained_model_that_sees_is_a_checkpoint(tmp_path: Path) -> None:
     chosen = recipe.choose("tiny-llada-v", init="", tasks=[], data=None, values=[
-        "steps=2", "batch=2", "layers=1", "width=32", "mlp=32", "heads=2", "kv_heads=2",
+        "graft=", "steps=2", "batch=2", "layers=1", "width=32", "mlp=32", "heads=2", "kv_heads=2",
     ])  # fmt: skip
     trainer = start(chosen, tmp_path, device=torch.device("cpu"))
     trainer.train_step()

@@ -4,14 +4,18 @@ It imports nothing of the package. What it cannot shut on this system (another k
 operating system) it leaves to the next door: `sandbox` says which there are.
 """
 
+import _thread
 import ctypes
 import json
 import os
 import resource
 import signal
 import sys
-import threading
+import weakref
+from collections import deque
 from contextlib import suppress
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 NEW_USER, NEW_NET, NEW_PID, NEW_IPC = 0x10000000, 0x40000000, 0x20000000, 0x08000000
@@ -31,7 +35,8 @@ def main() -> None:
     limits, verdict = json.loads(sys.argv[1]), int(sys.argv[2])
     job = json.load(sys.stdin)
     libc = ctypes.CDLL(None, use_errno=True)
-    separate(libc)
+    if not separate(libc):  # the limit then counts what else this user runs
+        limits["RLIMIT_NPROC"] += threads_of(os.getuid())
     child = os.fork()  # the first process of the new namespace: when it ends, all end
     if child:
         os.close(verdict)
@@ -44,8 +49,8 @@ def main() -> None:
     run(job, verdict)
 
 
-def separate(libc: Any) -> None:
-    """Own users, no network, no other processes in sight; fewer where the kernel refuses."""
+def separate(libc: Any) -> bool:
+    """Own users, no network, no other processes in sight; whether the kernel lets us."""
     with suppress(AttributeError):  # not Linux
         uid, gid = os.getuid(), os.getgid()
         if libc.unshare(NEW_USER | NEW_NET | NEW_PID | NEW_IPC) == 0:
@@ -54,6 +59,18 @@ def separate(libc: Any) -> None:
                                    ("gid_map", f"{gid} {gid} 1")):  # fmt: skip
                     with open(f"/proc/self/{name}", "w") as file:
                         file.write(text)
+            return True
+    return False
+
+
+def threads_of(uid: int) -> int:
+    """How many threads a user runs, as far as this system tells."""
+    found = 0
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with suppress(OSError):  # it has just ended
+            lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+            found += int(lines["Threads"]) if int(lines["Uid"].split()[0]) == uid else 0
+    return found
 
 
 def limit(limits: dict[str, int]) -> None:
@@ -83,27 +100,30 @@ def lock_files(libc: Any, folder: str) -> None:
 
 
 def run(job: dict[str, Any], verdict: int) -> None:
-    """The code in a thread, whose stack holds nothing of ours; the secret if all went well."""
+    """The code in a thread that begins in C, so that no frame of ours is under it to climb down to.
+
+    The secret is said if the code came to its end.
+    """
     passed: list[bool] = []
-    program = job["program"]
-
-    def work() -> None:
-        # Names of its own, as a script has.
-        exec(compile(program, "<answer>", "exec"), {"__name__": "__main__"})
-        passed.append(True)
-
-    secret, threading.excepthook = job["secret"].encode(), lambda _: None
-    thread = threading.Thread(target=work, daemon=True)
-    closed = [True]
+    secret, program, done = job["secret"].encode(), job["program"], _thread.allocate_lock()
+    closed, last = [True], set[Any]()
 
     def refuse(event: str, _: Any) -> None:
         if closed and event.startswith(FORBIDDEN):
             raise PermissionError(f"{event} is not allowed here")
 
     job.clear()
+    code = compile(program, "<answer>", "exec")
+    # Names of its own, as a script has. `last` is let go when all is over, however it went.
+    names = {"__name__": "__main__", "__builtins__": __builtins__}
+    todo = chain(map(exec, [code], [names]), map(passed.append, [True]), last)
+    done.acquire()
+    weakref.finalize(last, done.release)
+    del last
     sys.addaudithook(refuse)
-    thread.start()
-    thread.join()
+    _thread.start_new_thread(deque, (todo, 0))
+    del todo
+    done.acquire()
     closed.clear()
     if passed:
         os.write(verdict, secret)

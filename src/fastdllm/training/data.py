@@ -44,7 +44,7 @@ def read_jsonl(path: Path) -> list[Problem]:
     """Problems from lines with `prompt` and `answer`; a bad line is named."""
     found = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
         raise InputError(f"there is no file {path}; wanted lines of JSON") from None
     except UnicodeDecodeError as error:
@@ -54,8 +54,10 @@ def read_jsonl(path: Path) -> list[Problem]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path}, line {number}: not JSON ({error.msg})") from None
+            line.encode() + json.dumps(row, ensure_ascii=False).encode()  # no half characters
+        except (ValueError, RecursionError) as error:
+            reason = str(error).split(":")[0]
+            raise InputError(f"{path}, line {number}: not JSON ({reason})") from None
         for key in ("prompt", "answer"):
             if not isinstance(row, dict) or not isinstance(row.get(key), str):
                 raise InputError(
@@ -104,7 +106,9 @@ class Data:
         seed: int,
         pretrain: bool = False,
         eyes: EyesConfig | None = None,
+        tails: float = 1.0,
     ) -> None:
+        self.tails = tails
         self.draw, self.tokenizer, self.end_id = draw, tokenizer, end_id
         self.batch, self.seed, self.pretrain = batch, seed, pretrain
         self.canvas, self.context, self.eyes = canvas, context, eyes
@@ -146,8 +150,8 @@ class Data:
             self.too_long += 1
         wanted = f"has at most {longest} tokens" if longest else f"fits a canvas of {self.canvas}"
         raise InputError(
-            f"of 1000 answers none {wanted} in a context of {self.context} tokens; "
-            "try --set canvas=512"
+            f"of 1000 answers none {wanted} in a context of {self.context} tokens; try --set "
+            f"{'longest' if longest else 'canvas and --set context'} with more"
         )
 
     def _prompt(
@@ -170,11 +174,11 @@ class Data:
         return prompt
 
     def _tail(self, rng: random.Random, answer: int) -> int:
-        """How many ends of text follow: mostly one, sometimes up to the whole canvas."""
+        """How many ends of text follow: up to the canvas, or to a place in it, or one."""
         luck = rng.random()
-        if luck < 1 / 16:
+        if luck < self.tails:
             return self.canvas - answer
-        return rng.randint(1, self.canvas - answer) if luck < 1 / 8 else 1
+        return rng.randint(1, self.canvas - answer) if luck < 2 * self.tails else 1
 
     def _drill(self, rng: random.Random) -> Example:
         """Sums packed one after the other; only their results may be masked."""

@@ -1,11 +1,12 @@
 """A training run as one frozen value, in JSON both ways."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from fastdllm.errors import InputError, did_you_mean
 from fastdllm.eval.task import generated
@@ -58,6 +59,9 @@ class Recipe:
     mode: str = "supervised"
     """supervised masks answers only, pretrain everything."""
     canvas: int = 256
+    tails: float = 1.0
+    """The share of answers that end-of-text follows up to the end of the canvas, as LLaDA does
+    with all; after as many others it ends somewhere before, and one follows the rest."""
     block_size: int = 32
     steps: int = 1000
     batch: int = 64
@@ -122,11 +126,25 @@ def change(recipe: Recipe, values: Mapping[str, Any], name: str = "the recipe") 
     return replace(recipe, **values)
 
 
-def _know(values: Mapping[str, Any], kind: type, name: str) -> None:
-    known = [f.name for f in fields(kind)]
-    for key in values:
+def _know(values: Mapping[str, Any], record: type[Recipe | Phase], name: str) -> None:
+    """That every key is a field, and every value of the kind it is declared to be."""
+    known = {f.name: f.type for f in fields(record)}
+    for key, value in values.items():
         if key not in known:
             raise InputError(f"{name}: unknown key '{key}'; {did_you_mean(key, known)}")
+        kind = known[key]
+        if kind is float:
+            good, wanted = _is_number(value), "a number"
+        elif get_origin(kind) is Mapping:
+            good = isinstance(value, Mapping) and all(map(_is_number, value.values()))
+            wanted = 'names with numbers, such as {"all": 1}'
+        elif isinstance(kind, type):
+            good = isinstance(value, kind) and (kind is bool) == isinstance(value, bool)
+            wanted = {int: "a whole number", bool: "true or false", str: "a text"}[kind]
+        else:
+            continue  # phases, which are known one by one
+        if not good:
+            raise InputError(f"{name}: {key} is {value!r}; wanted {wanted}")
 
 
 def load(path: Path) -> Recipe:
@@ -181,20 +199,22 @@ POSITIVE = (
 def _check(recipe: Recipe) -> None:
     for key in POSITIVE:
         value = getattr(recipe, key)
-        if not isinstance(value, int) or value < 1:
+        if value < 1:
             raise InputError(f"{key} is {value!r}; wanted a whole number of at least 1")
     for key, options in CHOICES.items():
         value = getattr(recipe, key)
         if value not in options:
             raise InputError(f"{key} is '{value}'; {did_you_mean(value, options)}")
     for key in ("lr", "matrix_lr", "clip"):
-        if not _is_number(getattr(recipe, key)) or getattr(recipe, key) <= 0:
+        if getattr(recipe, key) <= 0:
             raise InputError(f"{key} is {getattr(recipe, key)!r}; wanted a number above 0")
-    for key in ("warmup", "decay", "ema"):
-        if not _is_number(getattr(recipe, key)) or not 0 <= getattr(recipe, key) <= 1:
+    for key in ("warmup", "decay", "ema", "tails"):
+        if not 0 <= getattr(recipe, key) <= 1:
             raise InputError(f"{key} is {getattr(recipe, key)!r}; wanted a number in [0, 1]")
     if recipe.eyes and set(recipe.eyes) != set(EYES):
         raise InputError(f"eyes is {dict(recipe.eyes)!r}; wanted {', '.join(EYES)}")
+    if recipe.eyes and recipe.eyes["width"] % recipe.eyes["heads"]:
+        raise InputError("the eyes' width does not go into their heads")
     if bool(recipe.eyes) != (recipe.family == "llava_llada") and not recipe.init:
         raise InputError("a llava_llada model has eyes, and no other family does")
     if recipe.init and recipe.graft:
@@ -204,6 +224,8 @@ def _check(recipe: Recipe) -> None:
         raise InputError("phases is empty; leave it out for the paper's random masks")
     for phase in recipe.phases:
         _check_weights("masks", phase.masks)
+        if not phase.masks:
+            raise InputError('a phase\'s masks are empty; try {"random": 1}')
         _check_tasks(phase.tasks)
         for pattern in phase.masks:
             if pattern not in PATTERNS:
@@ -218,10 +240,9 @@ def _check_tasks(tasks: Mapping[str, float]) -> None:
 
 
 def _check_weights(name: str, weights: Mapping[str, float]) -> None:
-    whole = isinstance(weights, Mapping) and all(_is_number(w) and w >= 0 for w in weights.values())
-    if not whole or (weights and sum(weights.values()) == 0):
+    if any(w < 0 for w in weights.values()) or (weights and not any(weights.values())):
         raise InputError(f'{name} is {weights!r}; wanted names with weights, such as {{"all": 1}}')
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

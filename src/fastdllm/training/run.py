@@ -1,8 +1,10 @@
 """A training run as a person sees it: progress, metrics, evaluations, the loss curve."""
 
 import json
+import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,6 @@ from fastdllm.training.train import Trainer, start
 
 EVERY = 20
 """Steps a logged line averages."""
-EVALUATION = Generation(select="threshold:0.9", cache="prefix")
 
 
 def run(
@@ -31,6 +32,8 @@ def run(
     trainer = start(recipe, output, device=device)
     log = Log(output / "metrics.jsonl", trainer.step, quiet=trainer.team.rank > 0)
     log.say(_opening(trainer))
+    if eval_every and not recipe.tasks:
+        log.say("nothing is evaluated on the way: a data file has no task to score by")
     with log.progress(recipe.steps, trainer.step) as tick:
         begun, tokens = time.perf_counter(), trainer.tokens
         while trainer.step < recipe.steps:
@@ -51,7 +54,7 @@ def run(
                 trainer.save()
             if eval_every and (trainer.step % eval_every == 0 or last):
                 _evaluate(trainer, log, eval_count, code)
-                begun = time.perf_counter()
+                begun, tokens = time.perf_counter(), trainer.tokens
     log.say(_closing(trainer))
     if trainer.team.rank == 0:
         plot(output)
@@ -86,13 +89,16 @@ def _evaluate(trainer: Trainer, log: "Log", count: int, code: bool) -> None:
     """
     if trainer.team.rank == 0:
         with trainer.averaged():
-            llm = LLM(trainer.model, trainer.tokenizer)
+            llm, recipe = LLM(trainer.model, trainer.tokenizer), trainer.recipe
+            settings = Generation(
+                recipe.canvas, recipe.block_size, select="threshold:0.9", cache="prefix"
+            )
             for name in trainer.recipe.tasks:
                 task = generated(name)
                 if task.runs_code and not code:
                     continue
-                sheet = Sheet(None, EVALUATION)
-                sheet.add(solve(llm, task, task.held_out(count), EVALUATION), task.version)
+                sheet = Sheet(None, settings)
+                sheet.add(solve(llm, task, task.held_out(count), settings), task.version)
                 done = Summary.of(sheet.lines.values())
                 log.write(
                     step=trainer.step, task=name, accuracy=done.accuracy, count=done.count,
@@ -113,7 +119,9 @@ class Log:
         self.console = Console(stderr=True, quiet=quiet)
         if not quiet:
             kept = [line for line in read_metrics(path) if line["step"] <= step]
-            path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            fresh = path.with_suffix(".new")
+            fresh.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            os.replace(fresh, path)
 
     def write(self, **values: Any) -> None:
         """One line."""
@@ -158,15 +166,15 @@ class Ticker:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a metrics file; a last one that was cut short is left out."""
+    """The whole lines of a metrics file; one that was cut short is left out."""
     if not path.exists():
         return []
     found = []
-    for line in path.read_text().splitlines():
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+    for line in path.read_text(errors="replace").splitlines():
+        with suppress(json.JSONDecodeError):
+            row = json.loads(line)
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                found.append(row)
     return found
 
 

@@ -33,7 +33,7 @@ from fastdllm.training.muon import Muon
 from fastdllm.training.objective import PATTERNS, chances, loss, strata, weights
 from fastdllm.training.recipe import Phase, Recipe, from_json
 from fastdllm.vision.eyes import EyesConfig
-from fastdllm.vision.prompt import MASK, special_ids
+from fastdllm.vision.prompt import special_ids
 
 PIECE = 1024
 """Tokens a forward pass: few, so that they stay in the processor's caches and its rows are of like
@@ -147,7 +147,7 @@ class Trainer:
         self.data = Data(
             draw, self.tokenizer, end_id=self.end_id, batch=recipe.batch,
             canvas=recipe.canvas, context=config.context, seed=recipe.seed,
-            pretrain=recipe.mode == "pretrain", eyes=config.eyes,
+            pretrain=recipe.mode == "pretrain", eyes=config.eyes, tails=recipe.tails,
         )  # fmt: skip
         self._resume()
 
@@ -161,26 +161,41 @@ class Trainer:
 
     def _tokenizer(self, draw: Any) -> Tokenizer:
         if self.recipe.init:
-            vocabulary.copy(find_folder(self.recipe.init), self.output)
-        elif not (self.output / "tokenizer_config.json").exists():
+            vocabulary.copy(_stage(self.recipe.init), self.output)
+        elif not (self.output / "state.pt").exists():
             if self.team.rank == 0:
                 samples = texts(draw, TEXTS, self.recipe.seed)
                 vocabulary.build(self.recipe.family, samples, self.recipe.vocab, self.output)
             self.team.wait()
-        return _tokenizer_of(self.output)
+        found = Tokenizer.load(self.output)
+        if found is None:
+            raise CheckpointError(f"{self.output} has no tokenizer")
+        return found
 
     def _model(self) -> Transformer:
         if not self.recipe.init:
             model = new_model(new_config(self.recipe, self.tokenizer), self.recipe.seed)
             if self.recipe.graft:
-                folder = find_folder(self.recipe.graft)
-                donor = load_model(folder, "float32", "cpu")
-                graft(model, self.tokenizer, donor, _tokenizer_of(folder))
+                folder = _stage(self.recipe.graft)
+                donor, tokens = load_model(folder, "float32", "cpu"), Tokenizer.load(folder)
+                if tokens is None:
+                    raise CheckpointError(f"{folder} has no tokenizer")
+                graft(model, self.tokenizer, donor, tokens)
             return model
-        model = load_model(find_folder(self.recipe.init), "float32", "cpu")
+        model = load_model(_stage(self.recipe.init), "float32", "cpu")
+        tokenizer, config = self.tokenizer, model.config
         if model.eyes is not None:
-            model.cut_vocabulary(len(self.tokenizer))
-            model.config = replace(model.config, mask_id=special_ids(self.tokenizer)[0])
+            model.cut_vocabulary(len(tokenizer))
+            mask: int | None = special_ids(tokenizer)[0]
+        else:
+            mask = tokenizer.mask_id if config.mask_id is None else config.mask_id
+        ends = config.end_ids or tokenizer.end_ids
+        if mask is None or not ends:
+            missing = "a mask token" if mask is None else "an end of text"
+            raise CheckpointError(
+                f"{self.recipe.init}: neither config.json nor the tokenizer names {missing}"
+            )
+        model.config = replace(model.config, mask_id=mask, end_ids=ends)
         return model.requires_grad_(True)
 
     def _resume(self) -> None:
@@ -189,15 +204,20 @@ class Trainer:
             return
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
-        except Exception as error:  # zip, pickle and runtime errors alike
-            reason = str(error).splitlines()[0]
+            same = replace(from_json(state["recipe"]), name=self.recipe.name) == self.recipe
+            if same:
+                self._take(state)
+        except Exception as error:  # zip, pickle, key and runtime errors alike
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise CheckpointError(
                 f"{path} is damaged ({reason}); delete it to start this run anew"
             ) from None
-        if from_json(state["recipe"]) != self.recipe:
+        if not same:
             raise InputError(
                 f"{self.output} holds a run of another recipe; name another --output, or delete it"
             )
+
+    def _take(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.average = state["average"]
         self.optimizers.load(state["optimizers"])
@@ -206,9 +226,14 @@ class Trainer:
         self.data.seen, self.data.too_long, self.data.counted = state["counts"]
 
     def save(self) -> None:
-        """The state to resume from, then the model as a folder others can load."""
+        """The model as a folder others can load, then the state to resume from.
+
+        In this order: a run killed in between makes its last steps again, and saves both.
+        """
         if self.team.rank:
             return
+        with self.averaged():
+            save_model(self.model, self.output)
         state = {
             "recipe": self.recipe.to_json(), "model": self.model.state_dict(),
             "average": self.average, "optimizers": self.optimizers.state(), "step": self.step,
@@ -217,8 +242,6 @@ class Trainer:
         }  # fmt: skip
         torch.save(state, self.output / "state.pt.new")
         os.replace(self.output / "state.pt.new", self.output / "state.pt")
-        with self.averaged():
-            save_model(self.model, self.output)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -317,11 +340,14 @@ class Trainer:
         return [x.to(self.device) for x in (ids, noisy, masked, weight)]
 
 
-def _tokenizer_of(folder: Path) -> Tokenizer:
-    found = Tokenizer.load(folder)
-    if found is None or (found.mask_id is None and found.core.token_to_id(MASK) is None):
-        raise CheckpointError(f"{folder} has no tokenizer that names a mask token")
-    return found
+def _stage(name: str) -> Path:
+    """A checkpoint to begin with; of an embedded model's stages, which is to be trained first."""
+    folder = Path(name)
+    if folder.parent.name == "runs" and not folder.is_dir():
+        raise InputError(
+            f"there is no {name}, which this begins with; try: make train-tiny TINY={folder.name}"
+        )
+    return find_folder(name)
 
 
 def deal(lengths: Sequence[int], most: int, team: Team) -> list[list[int]]:
@@ -349,6 +375,6 @@ def deal(lengths: Sequence[int], most: int, team: Team) -> list[list[int]]:
 def start(recipe: Recipe, output: Path, *, device: torch.device) -> Trainer:
     """A trainer for a folder: new, or from where it stopped."""
     output.mkdir(parents=True, exist_ok=True)
-    if not (output / "recipe.json").exists():
+    if not (output / "state.pt").exists():  # else it is checked against that
         (output / "recipe.json").write_text(recipe.to_json() + "\n")
     return Trainer(recipe, output, device=device)
