@@ -76,6 +76,11 @@ GSM = Problem("", "", {"result": "1250"})
     [
         ("#### 1250", True),
         ("#### $1,250.00", True),
+        (r"\boxed{1{,}250}", True),
+        (r"\boxed{1\,250}", True),
+        (r"The answer is \$1{,}250.", True),
+        ("The answer is 1250, since 5 * 50 = 250 and 1000 more.", True),
+        ("The answer is 1000 + 250 = 1250.", True),
         ("#### 1250 dollars a month", True),
         ("She pays 3 times 400, so the answer is $1,250.", True),
         ("The total is 1,250 dollars.\n\nI hope this helps!", True),
@@ -155,6 +160,10 @@ CODE = Problem(
             True,
         ),
         ("```bash\npip install x\n```\n```python\ndef twice(x):\n    return 2 * x\n```", True),
+        ("1. Like this:\n   ```python\n   def twice(x):\n       return 2 * x\n   ```", True),
+        ("```python\ndef twice(x):\n    return 2 * x```\nThat is all.", True),
+        ("from the docstring we see it\n\ndef twice(x):\n    return 2 * x\nIt's done.", True),
+        ("def twice(x):\n    return 2 * x\n\nif __name__ == '__main__':\n    int(input())", True),
         ("", False),
     ],
 )
@@ -175,11 +184,27 @@ def test_long_texts_do_not_hang_a_scorer() -> None:
     for task in ("word-problems", "lists", "algebra", "shapes"):
         for piece in ("#### " + "1" * 5000, "1" * 5000 + ". ant", "1. ant\n" * 3000):
             generated(task).score(generated(task).held_out(1)[0], piece)
+    code = "Sure:\ndef f():\n    return 1\n" + "x = [1, 2, 3]\n" * 4000
+    extract_code(code + "this is prose here\n" * 300)
     for piece in ("1", "(", "\\boxed{", "{", "def f(", "####", "\n", "```python\n", "9^"):
         text = piece * 20_000
         get("gsm8k").score(GSM, text)
         math_equal("42", text)
         extract_code(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("math", {"problem": "?", "solution": "", "answer": 2}),
+        ("humaneval", {"prompt": "", "canonical_solution": "", "test": None, "entry_point": "f"}),
+    ],
+)
+def test_a_column_that_is_no_text_is_named(name: str, row: dict, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(InputError, match=r"row 1: (answer is 2|test is None); wanted a text"):
+        get(name).problems(path, 0)
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

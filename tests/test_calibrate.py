@@ -28,7 +28,7 @@ from fastdllm.eval.calibrate import (
 from fastdllm.eval.task import generated
 from fastdllm.eval.tune import Wager
 from fastdllm.predict import predict
-from fastdllm.selection import Stable
+from fastdllm.selection import Exact, Profile, Stable
 from fastdllm.testing import HiddenMarkov
 
 
@@ -149,6 +149,20 @@ def test_the_rule_sees_raised_doubts_and_the_trace_shows_both(llm: LLM) -> None:
         assert step.raised == pytest.approx([max(d, 0.2) for d in step.doubts], abs=1e-6)
         assert 1 <= sum(step.committed) <= 2  # 0.2 + 0.2 + 0.2 < 0.75, 0.2 * 4 is not
     assert str(rule) == "frechet:0.25,calibration=cal.json"
+
+
+def test_what_a_doubt_was_raised_by_may_be_a_rivals() -> None:
+    """A sure token, of a range that was wrong 6 times in 10: another may well hold those 0.6."""
+    sure = calibration(upper=(0.6,) * (len(EDGES) - 1))
+    profile = Profile(
+        torch.zeros(1, 2).long(), torch.tensor([[0.01, 0.01]]), torch.tensor([[0.005, 0.005]]),
+        None, torch.ones(1, 2, dtype=torch.bool),
+    )  # fmt: skip
+    seen = Exact(0.0, calibration=sure).calibrated(profile)
+    assert seen.doubt.tolist() == [[pytest.approx(0.6)] * 2]
+    assert seen.runner_up is not None
+    assert seen.runner_up.tolist() == [[pytest.approx(0.595)] * 2]
+    assert Exact(0.0, calibration=sure)(profile).sum() == 1  # progress, and nothing certified
 
 
 def test_another_model_is_refused(llm: LLM) -> None:

@@ -179,12 +179,12 @@ def test_a_judge_tries_again_and_remembers(server: Server, tmp_path: Path) -> No
     server.script = [(500, ""), (429, ""), (200, "<junk>"), (200, "  ")]
     cache = tmp_path / "judge" / "replies.jsonl"
     judge = Judge(server.url, "m", cache, pause=0.001)
-    assert judge.ask("one?") == "B"
+    assert judge.ask("one?", r"\S") == "B"
     assert server.asked == 5
     again = Judge(server.url, "m", cache, pause=0.001)
-    assert again.ask("one?") == "B"
+    assert again.ask("one?", r"\S") == "B"
     assert server.asked == 5
-    assert Judge(server.url, "other", cache, pause=0.001).ask("one?") == "B"
+    assert Judge(server.url, "other", cache, pause=0.001).ask("one?", r"\S") == "B"
     assert server.asked == 6  # another judge is asked anew
 
 
@@ -209,7 +209,7 @@ def test_a_judge_that_fails_is_never_right(server: Server, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("reply", "right", "failed"),
-    [("1", 1, 0), ("0", 0, 0), ("yes, 1", 0, 1), ("", 0, 1), ("Judgement: 1.", 1, 0)],
+    [("1", 1, 0), ("0", 0, 0), ("yes, 1", 0, 1), ("", 0, 1), ("Judgement: 1.", 1, 0), ("-1", 0, 1)],
 )
 def test_verdicts_of_mathverse(
     server: Server, tmp_path: Path, reply: str, right: int, failed: int
@@ -222,14 +222,30 @@ def test_verdicts_of_mathverse(
     assert (found.right, found.failed) == (right, failed)
 
 
+def test_a_reply_of_no_use_is_asked_for_again(server: Server, tmp_path: Path) -> None:
+    problem = Problem("?", "B", {"type": "multi-choice", "choices": {}})
+    lines = {problem.fingerprint: {"text": "B, I think"}}
+    server.reply = "I cannot decide."
+    for reply, right in (("I cannot decide.", 0), ("1", 1)):
+        server.reply = reply
+        judge = Judge(server.url, "m", tmp_path / "replies.jsonl", pause=0.001)
+        assert judged(judge, mathverse.TASK, [problem], lines).right == right
+
+
+@pytest.mark.parametrize("url", ["http://[bad", "ftp://x", "localhost:80", "http://"])
+def test_a_bad_address_is_named_at_once(url: str) -> None:
+    with pytest.raises(InputError, match="the judge's address is"):
+        Judge(url, "m")
+
+
 def test_the_key_is_sent_and_written_nowhere(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setenv("FASTDLLM_JUDGE_KEY", "secret-key")
     judge = Judge(server.url, "m", tmp_path / "replies.jsonl", pause=0.001)
-    judge.ask("one?")
+    judge.ask("one?", r"\S")
     server.script = [(401, "")]
-    assert judge.ask("two?") is None
+    assert judge.ask("two?", r"\S") is None
     assert server.keys == ["Bearer secret-key"] * 2
     told = "".join(capfd.readouterr()) + judge.trouble + (tmp_path / "replies.jsonl").read_text()
     assert "secret" not in told
@@ -252,7 +268,7 @@ def test_the_key_goes_nowhere_else(server: Server, monkeypatch: pytest.MonkeyPat
     other = Server()
     monkeypatch.setenv("FASTDLLM_JUDGE_KEY", "secret-key")
     server.script = [(302, other.url)]
-    assert Judge(server.url, "m", pause=0.001).ask("?") is None
+    assert Judge(server.url, "m", pause=0.001).ask("?", r"\S") is None
     assert other.asked == 0
     other.http.shutdown()
     other.http.server_close()
@@ -260,7 +276,7 @@ def test_the_key_goes_nowhere_else(server: Server, monkeypatch: pytest.MonkeyPat
 
 def test_nobody_at_the_address() -> None:
     judge = Judge("http://127.0.0.1:9", "m", pause=0.001)
-    assert judge.ask("?") is None
+    assert judge.ask("?", r"\S") is None
     assert judge.trouble
     with pytest.raises(InputError, match="wanted http"):
         Judge("ftp://x", "m")

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fastdllm.eval.sandbox import Limits, passes, runs
+from fastdllm import InputError
+from fastdllm.eval import sandbox
+from fastdllm.eval.guard import threads_of
+from fastdllm.eval.sandbox import Limits, check, passes, runs
 
 QUICK = Limits(seconds=2, memory=512 << 20)
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's doors are Linux's")
@@ -71,6 +74,9 @@ def test_honest_code_runs(code: str) -> None:
         "import os\nfor fd in range(3, 9):\n try: os.write(fd, b'a' * 32)\n except OSError: 1\n1/0",
         "import builtins, os\nbuiltins.exec = os._exit = lambda *a: None\nassert False",
         "import threading\nthreading.Thread.join = lambda *a: None\nraise ValueError",
+        "import sys\nsys._getframe(1).f_locals['passed'].append(True)\nraise SystemExit",
+        "try: 1 / 0\nexcept Exception as e: f = e.__traceback__.tb_frame\n"
+        "while f.f_back: f = f.f_back\nf.f_locals['passed'].append(1)\nraise SystemExit",
     ],
 )  # fmt: skip
 def test_hostile_code_fails_within_its_time(code: str) -> None:
@@ -135,6 +141,23 @@ def test_no_child_outlives_the_verdict(tmp_path: Path) -> None:
             assert marker.encode() not in process.read_bytes()
         except OSError:
             continue
+
+
+def test_a_sandbox_that_fails_honest_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    check()
+    monkeypatch.setattr(sandbox, "GUARD", Path("/nowhere/guard.py"))
+    with pytest.raises(InputError, match="cannot run code"):
+        check()
+
+
+def test_the_limit_on_processes_leaves_room_for_what_runs_already() -> None:
+    before = threads_of(os.getuid())
+    idle = threading.Event()
+    more = [threading.Thread(target=idle.wait) for _ in range(5)]
+    for thread in more:
+        thread.start()
+    assert threads_of(os.getuid()) >= before + 3  # others come and go
+    idle.set()
 
 
 def test_a_program_too_long_for_a_pipe_arrives() -> None:

@@ -68,6 +68,8 @@ class Calibration:
             found = cls(**lists)
             if len(found.upper) != len(EDGES) - 1 or len(found.reach) != len(REACH):
                 raise ValueError("it has other ranges")
+            if not all(0 <= share <= 1 for share in (*found.upper, *found.reach)):
+                raise ValueError("a share is not in [0, 1]")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path} cannot be read: {error}") from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:

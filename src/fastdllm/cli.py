@@ -436,6 +436,7 @@ def evaluate(
     if groups := by_group(problems, sheets, verdicts):
         Console().print(group_table(groups))
     if verdicts and output is not None:
+        (output / "judge").mkdir(exist_ok=True)
         (output / "judge" / "results.json").write_text(
             json.dumps({"judge": judge_model, "results": results, "groups": groups}, indent=2)
             + "\n"

@@ -23,6 +23,8 @@ class Benchmark(Task):
     hub: tuple[str, str | None, str] = field(kw_only=True)
     """Repository, configuration, split."""
     columns: tuple[str, ...] = field(kw_only=True)
+    texts: tuple[str, ...] = field(kw_only=True, default=())
+    """Those of them that must be texts."""
     shots: int = field(kw_only=True)
     """Worked examples in front of a problem, unless told otherwise."""
     convert: Callable[[Sequence[Raw], Sequence[Raw]], list[Problem]] = field(kw_only=True)
@@ -67,6 +69,11 @@ class Benchmark(Task):
                 raise InputError(
                     f"{path}, row {number}: no column {', '.join(missing)}; is this {self.name}?"
                 )
+            for column in self.texts:
+                if not isinstance(row[column], str):
+                    raise InputError(
+                        f"{path}, row {number}: {column} is {row[column]!r:.40}; wanted a text"
+                    )
         return rows
 
     def _from_hub(self, split: str) -> list[Raw]:

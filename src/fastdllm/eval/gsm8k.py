@@ -35,7 +35,12 @@ def examples(task: Benchmark, data: Path | None, count: int) -> list[Raw]:
 
 def score(problem: Problem, text: str) -> bool:
     """Whether the number after ####, in a box, after "answer is", or else the last, is right."""
-    return same_number(said(text.replace("\u2212", "-")), problem.check["result"])
+    text = re.sub(r"(?<=\d)(?:\{,\}|\\[,!])(?=\d)", ",", text.replace("\u2212", "-"))
+    return same_number(said(text.replace("\\$", "$")), problem.check["result"])
+
+
+FIRST = re.compile(rf"\s*(?:{NUMBER.pattern})[^-+*/=\u00d7\u00f7\d]*(?:,|;|since|because|$)")
+"""A number that stands first, and not in a sum."""
 
 
 def said(text: str) -> str | None:
@@ -52,12 +57,13 @@ def said(text: str) -> str | None:
     for part in (last_boxed(text), after_answer(text)):
         found = NUMBER.findall(part or "")
         if part and found:
-            return found[-1] if "=" in part else found[0]
+            return found[-1] if "=" in part and not FIRST.match(part) else found[0]
     return last_number(text)
 
 
 TASK = Benchmark(
     "gsm8k", 1, score, stop=("Question:",), chat=False, shots=5,
     files=("test.jsonl", "gsm8k_test.jsonl", "gsm8k.jsonl"), hub=("openai/gsm8k", "main", "test"),
-    columns=("question", "answer"), convert=convert, examples=examples,
+    columns=("question", "answer"), texts=("question", "answer"),
+    convert=convert, examples=examples,
 )  # fmt: skip

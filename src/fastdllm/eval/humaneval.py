@@ -53,6 +53,7 @@ TASK = Benchmark(
     "humaneval", 2, score, chat=False,
     runs_code=True, shots=0, files=("HumanEval.jsonl.gz", "HumanEval.jsonl", "humaneval.jsonl"),
     hub=("openai/openai_humaneval", None, "test"),
-    columns=("prompt", "canonical_solution", "test", "entry_point"), convert=convert,
+    columns=("prompt", "canonical_solution", "test", "entry_point"),
+    texts=("prompt", "canonical_solution", "test", "entry_point"), convert=convert,
     examples=no_examples,
 )  # fmt: skip

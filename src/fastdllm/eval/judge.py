@@ -1,7 +1,7 @@
 """A judge model behind an OpenAI-compatible address, for benchmarks whose own score asks one.
 
     judge = Judge("http://localhost:8000/v1", "my-model", cache=Path("run/judge.jsonl"))
-    judge.ask("Extract the answer ...")     the reply, or None after the last attempt
+    judge.ask("Extract the answer ...", r"\\S")     the reply, or None after the last attempt
 
 The key comes from FASTDLLM_JUDGE_KEY or OPENAI_API_KEY and is written nowhere. Replies are kept,
 so a run that is interrupted, or whose judge failed, asks only what it has no reply for. A
@@ -11,6 +11,7 @@ judgement that failed, or is empty, never counts as right.
 import hashlib
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from fastdllm.errors import InputError
@@ -39,7 +41,11 @@ class Judge:
     def __init__(
         self, url: str, model: str, cache: Path | None = None, *, pause: float = PAUSE
     ) -> None:
-        if not url.startswith(("http://", "https://")):
+        try:
+            known = urlsplit(url).scheme in ("http", "https") and urlsplit(url).hostname
+        except ValueError:
+            known = None
+        if not known:
             raise InputError(f"the judge's address is '{url}'; wanted http://... or https://...")
         self.url, self.model, self.cache, self.pause = url.rstrip("/"), model, cache, pause
         self.lock = threading.Lock()
@@ -50,11 +56,11 @@ class Judge:
         kept = _read(cache) if cache is not None else {}
         self.replies: dict[str, str] = kept
 
-    def ask(self, prompt: str) -> str | None:
-        """The reply, from memory if it was given before; None if there is none to be had."""
+    def ask(self, prompt: str, wanted: str) -> str | None:
+        """The reply, from memory if it was given before; None if none fits what is wanted."""
         asked = f"{self.url}\n{self.model}\n{prompt}".encode("utf-8", "replace")
         name = hashlib.sha256(asked).hexdigest()
-        if name in self.replies:
+        if re.search(wanted, self.replies.get(name, "")):
             return self.replies[name]
         for attempt in range(TRIES):
             if self.failures >= GIVE_UP:
@@ -68,11 +74,11 @@ class Judge:
                 if not refusal.passing:
                     break
                 continue
-            if reply.strip():
+            if re.search(wanted, reply):
                 self.failures = 0
                 self._keep(name, reply)
                 return reply
-            self.trouble = "an empty reply"
+            self.trouble = "a reply that says nothing" if reply.strip() else "an empty reply"
         self.failures += 1
         return None
 

@@ -84,5 +84,6 @@ TASK = Benchmark(
     "math", 1, score, stop=("Problem:",), chat=False, shots=4,
     files=("test.jsonl", "math500.jsonl", "math.jsonl"),
     hub=("HuggingFaceH4/MATH-500", None, "test"), columns=("problem", "solution", "answer"),
+    texts=("problem", "solution", "answer"),
     convert=convert, examples=examples,
 )  # fmt: skip

@@ -61,16 +61,20 @@ answers say the same? Write 1 if they do, 0 if they do not or the model gives no
 """
 
 
+VERDICT = r"(?i)\A[\s*\"'.:]*(?:judge?ment|verdict)?[\s*\"'.:]*([01])[\s*\"'.]*\Z"
+
+
 def judge(problem: Problem, text: str, ask: Ask) -> bool | None:
     """Whether a judge, asked in our words, finds the end of the answer to say the same."""
     said = last_words(text)
     if not said:
         return False
     reply = ask(
-        f"{ASK}Question: {problem.prompt}\nRight answer: {problem.answer}\nModel: {said}\nVerdict:"
+        f"{ASK}Question: {problem.prompt}\nRight answer: {problem.answer}\nModel: {said}\nVerdict:",
+        VERDICT,
     )
-    verdict = re.sub(r"(?i)judge?ment|verdict|\W", "", reply or "")
-    return verdict == "1" if verdict in ("0", "1") else None
+    found = re.search(VERDICT, reply or "")
+    return found.group(1) == "1" if found else None
 
 
 TASK = Benchmark(

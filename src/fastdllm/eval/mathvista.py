@@ -100,7 +100,7 @@ def judge(problem: Problem, text: str, ask: Ask) -> bool | None:
     found = extract(text, c["kind"], c["answer_type"], c["choices"])
     if found is not None:
         return read(problem, found)
-    reply = ask(f"{ASK}Question: {problem.prompt}\nModel: {text}\nAnswer:")
+    reply = ask(f"{ASK}Question: {problem.prompt}\nModel: {text}\nAnswer:", r"\S")
     if reply is None:
         return None
     if re.fullmatch(r"\W*(?:none|n/?a|no answer)\W*", reply, re.IGNORECASE):

@@ -57,5 +57,6 @@ def score(problem: Problem, text: str) -> bool:
 TASK = Benchmark(
     "mbpp", 1, score, stop=("[DONE]",), chat=False, runs_code=True, shots=3,
     files=("mbpp.jsonl",), hub=("google-research-datasets/mbpp", "full", "test"),
-    columns=("task_id", "text", "code", "test_list"), convert=convert, examples=examples,
+    columns=("task_id", "text", "code", "test_list"), texts=("text", "code"),
+    convert=convert, examples=examples,
 )  # fmt: skip

@@ -8,15 +8,17 @@ gives it no network, no sight of other processes, and no file to write to outsid
 processes, signals and foreign libraries on every system. Afterwards its whole process group is
 ended.
 
-What this does not protect from: code that breaks the kernel or the interpreter; reading files that
-you can read (it cannot send them anywhere, or keep them); a function that returns an object equal
-to everything, and so passes any test. Without Linux only the limits and the audit hooks stand, and
-those a determined program can get around. For models you have reason to fear, use a machine you
-can throw away.
+What this does not protect from: code that breaks the kernel or the interpreter, or digs its verdict
+out of the process's memory; reading files that you can read (it cannot send them anywhere, or keep
+them); a function that returns an object equal to everything, and so passes any test; many files in
+its own folder, each within the limit, until it ends and they are deleted. Without Linux only the
+limits and the audit hooks stand, and those a determined program can get around. For models you have
+reason to fear, use a machine you can throw away.
 """
 
 import json
 import os
+import re
 import secrets
 import select
 import signal
@@ -28,6 +30,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from fastdllm.errors import InputError
 
 GUARD = Path(__file__).with_name("guard.py")
 
@@ -54,6 +58,15 @@ class Limits:
         }
 
 
+def check() -> None:
+    """Complain if not even an empty program passes here: every answer would count as wrong."""
+    if not passes("x = 1", ["assert x == 1"]):
+        raise InputError(
+            "the sandbox cannot run code on this machine: a program that does nothing failed; try "
+            "another machine, or a container that may start processes"
+        )
+
+
 def passes(code: str, tests: Sequence[str], limits: Limits | None = None) -> bool:
     """Whether the code, and then every test, runs without an exception.
 
@@ -62,7 +75,13 @@ def passes(code: str, tests: Sequence[str], limits: Limits | None = None) -> boo
     """
     if not code.strip():
         return False
-    return runs("\n".join([code, *tests]), limits or Limits())
+    return runs("\n".join([MAIN.sub("", code), *tests]), limits or Limits())
+
+
+MAIN = re.compile(
+    r"^if __name__ *== *['\"]__main__['\"] *:.*\n?(?:(?:[ \t].*)?\n|[ \t].*\Z)*", re.M
+)
+"""What a script would do besides, such as ask for input: not what is tested."""
 
 
 def runs(program: str, limits: Limits) -> bool:

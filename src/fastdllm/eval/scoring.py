@@ -9,7 +9,7 @@ from fastdllm.errors import InputError
 TAIL = 2000
 """An answer stands at the end of a text; more of it than this is not looked at."""
 FENCE = re.compile(
-    r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```[^\n]*$|\Z)", re.DOTALL | re.M
+    r"^([ \t]*)```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```[^\n]*$|```[ \t]*$|\Z)", re.DOTALL | re.M
 )
 PYTHON = ("python", "py", "python3")
 
@@ -105,13 +105,17 @@ def same_number(one: str | None, other: str) -> bool:
 
 
 def extract_code(text: str) -> str:
-    """The code of an answer: what is fenced, else all of it if it is Python, else from the first
-    line that looks like some on, without what follows the last one that compiles.
+    """The code of an answer: what is fenced, else all of it if it is Python, else from a line that
+    looks like some on, up to the first that does not.
 
     >>> extract_code("Sure:\\ndef f(x):\\n    return x\\nThis returns x.")
     'def f(x):\\n    return x'
     """
-    blocks = [(tag.lower(), code) for tag, code in FENCE.findall(text)]
+    text = text[:LONGEST]
+    blocks = [
+        (tag.lower(), re.sub(rf"^{indent}", "", code, flags=re.M))
+        for indent, tag, code in FENCE.findall(text)
+    ]
     named = [code for tag, code in blocks if tag in PYTHON]
     fenced = named or [code for tag, code in blocks if not tag]
     fenced = [code for code in fenced if not code.lstrip().startswith(">>>")]
@@ -121,22 +125,34 @@ def extract_code(text: str) -> str:
     if _is_python(text):
         return text
     lines = text.splitlines()
-    starts = [i for i, line in enumerate(lines) if CODE.match(line)][:1]
-    if not starts:
-        inline = INLINE.search(text)  # "Sure! def f(x): ..."
-        return text[inline.start() :] if inline else text
-    lines = lines[starts[0] :]
-    for end in range(len(lines), max(0, len(lines) - LINES), -1):
-        code = "\n".join(lines[:end])
-        if _is_python(code):
+    starts = [i for i, line in enumerate(lines) if CODE.match(line)]
+    for start in starts[:TRIES]:
+        code = _first_python(lines[start:])
+        if code.strip():
             return code
-    return "\n".join(lines)
+    inline = INLINE.search(text)  # "Sure! def f(x): ..."
+    return text[inline.start() :] if inline and not starts else text
 
 
 CODE = re.compile(r"(?:from|import|def|async def|class|@)[ \w]")
 INLINE = re.compile(r"\b(?:def|class) \w+")
-LINES = 200
-"""Lines of trailing prose that are looked through."""
+LONGEST = 20_000
+"""Characters of an answer that may be code: a function is a page or two."""
+TRIES = 10
+
+
+def _first_python(lines: list[str]) -> str:
+    """The lines before the first that is not Python; where that is, the compiler says."""
+    for _ in range(TRIES):
+        try:
+            compile("\n".join(lines), "<answer>", "exec", flags=ast.PyCF_ONLY_AST)
+        except SyntaxError as error:
+            lines = lines[: min(error.lineno or 1, len(lines)) - 1]
+        except (ValueError, MemoryError, RecursionError):
+            return ""
+        else:
+            break
+    return "\n".join(lines)
 
 
 def _is_python(text: str) -> bool:

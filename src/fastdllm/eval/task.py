@@ -17,7 +17,8 @@ from typing import Any
 
 from fastdllm.errors import InputError, did_you_mean
 
-Ask = Callable[[str], str | None]
+Ask = Callable[[str, str], str | None]
+"""A prompt, and the pattern of a reply that can be used."""
 """A judge model: a prompt to its reply, None if it gave none."""
 HELD_OUT = 1000
 SHARES = 8  # one prompt in eight, by its hash, is never trained on
@@ -77,6 +78,10 @@ class Task:
                 f"{self.name} is scored by running what the model writes; it runs in a sandbox, "
                 "and only with --allow-code-execution"
             )
+        if self.runs_code:
+            from fastdllm.eval.sandbox import check
+
+            check()
 
     def some(self, problems: Sequence[Problem], limit: int | None, kinds: str) -> list[Problem]:
         """The first few, or all without a limit; of some kinds."""

@@ -175,10 +175,14 @@ class Selector(ABC):
         raise NotImplementedError
 
     def calibrated(self, profile: Profile) -> Profile:
-        """The profile as the calibration leaves it."""
+        """The profile with calibrated doubts; what a doubt was raised by, a rival may hold."""
         if self.calibration is None:
             return profile
-        return replace(profile, doubt=self.calibration.raised(profile.doubt))
+        doubt = self.calibration.raised(profile.doubt)
+        rival = profile.runner_up
+        if rival is not None:
+            rival = torch.minimum(doubt, rival + (doubt - profile.doubt))
+        return replace(profile, doubt=doubt, runner_up=rival)
 
     def __call__(self, profile: Profile) -> Mask:
         """Rank the masked positions, accept some ranks, put those back in place."""
