@@ -26,7 +26,7 @@ from fastdllm.eval.calibrate import (
     watch,
 )  # fmt: skip
 from fastdllm.eval.task import generated
-from fastdllm.eval.tune import Wager
+from fastdllm.eval.tune import Wager, interval
 from fastdllm.predict import predict
 from fastdllm.selection import Exact, Profile, Stable
 from fastdllm.testing import HiddenMarkov
@@ -228,6 +228,23 @@ def test_tune_prints_the_boldest_that_passed(tmp_path: Path) -> None:
     assert last["best"] in ("topk:2", "topk:64")
     again = CliRunner().invoke(app, arguments)
     assert json.loads(again.output.splitlines()[-1]) == last
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**31))
+def test_an_interval_holds_the_true_drop(seed: int) -> None:
+    """At 95 % it may fail now and then, and hardly ever by much: bets lose more than they say."""
+    rng = random.Random(seed)
+    drops = [rng.choices((1, 0, -1), (0.1, 0.85, 0.05))[0] for _ in range(300)]
+    low, high = interval(drops, 0.001)
+    assert low <= 0.05 <= high
+    assert low <= sum(drops) / 300 <= high
+
+
+def test_what_is_tuned_in_one_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    run = CliRunner().invoke(app, ["tune", "--task", "lists"])
+    assert "without torchrun" in str(run.exception)
 
 
 @pytest.mark.parametrize(

@@ -104,10 +104,13 @@ def test_a_foreign_line_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_one_runs(llm: LLM, tmp_path: Path) -> None:
-    facts = about(llm, TASK, PROBLEMS, None)
+    facts = about(llm, TASK, PROBLEMS, None, 4)
     claim(tmp_path / "new", facts)
     claim(tmp_path / "new", facts)
-    claim(tmp_path / "new", facts | {"date": "another day", "machine": "another"})
+    claim(tmp_path / "new", facts | {"date": "another day"})
+    for other in ({"machine": "another"}, {"batch": 8}):
+        with pytest.raises(InputError, match=f"a run with {next(iter(other))}"):
+            claim(tmp_path / "new", facts | other)
     with pytest.raises(InputError, match="is a run with task 'echo', not 'other'; name another"):
         claim(tmp_path / "new", facts | {"task": "other"})
     (tmp_path / "mine.txt").write_text("precious")
@@ -122,14 +125,14 @@ def test_a_folder_is_one_runs(llm: LLM, tmp_path: Path) -> None:
 
 def test_a_claim_that_was_cut_short_is_made_again(llm: LLM, tmp_path: Path) -> None:
     (tmp_path / "run.new").write_text('{"mod')
-    claim(tmp_path, about(llm, TASK, PROBLEMS, None))
-    claim(tmp_path, about(llm, TASK, PROBLEMS, None))
+    claim(tmp_path, about(llm, TASK, PROBLEMS, None, 4))
+    claim(tmp_path, about(llm, TASK, PROBLEMS, None, 4))
     changed = [replace(PROBLEMS[0], answer="other"), *PROBLEMS[1:]]
     with pytest.raises(InputError, match="run with data"):
-        claim(tmp_path, about(llm, TASK, changed, None))
+        claim(tmp_path, about(llm, TASK, changed, None, 4))
     (tmp_path / "run.json").write_text("[]")
     with pytest.raises(InputError, match="damaged"):
-        claim(tmp_path, about(llm, TASK, PROBLEMS, None))
+        claim(tmp_path, about(llm, TASK, PROBLEMS, None, 4))
 
 
 def test_the_same_rule_twice_is_asked_once(llm: LLM, tmp_path: Path) -> None:
@@ -410,6 +413,23 @@ class Outline(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+
+
+def test_files_of_others_are_never_replaced(tmp_path: Path) -> None:
+    reproduce.check_output("divergence", "tiny-llada", tmp_path / "new")
+    (tmp_path / "divergence.md").write_text("precious")
+    with pytest.raises(InputError, match=r"holds divergence.md, which is not divergence of tiny"):
+        reproduce.check_output("divergence", "tiny-llada", tmp_path)
+    (tmp_path / "divergence.json").write_text('{"model": "other"}')
+    with pytest.raises(InputError, match="name another --output"):
+        reproduce.check_output("divergence", "tiny-llada", tmp_path)
+    reproduce.check_output("divergence", "other", tmp_path)
+
+
+def test_a_grid_keeps_what_follows_the_values() -> None:
+    assert sweep.grid(["frechet:0.5/0.25,calibration=a/b.json"]) == [
+        "frechet:0.5,calibration=a/b.json", "frechet:0.25,calibration=a/b.json",
+    ]  # fmt: skip
 
 
 def test_a_report_holds_everything_and_loads_nothing(llm: LLM, tmp_path: Path) -> None:

@@ -225,6 +225,25 @@ def test_against_the_slow_version(rule: Selector, seed: int) -> None:
     assert set(rule(profile)[0].nonzero()[:, 0].tolist()) == expected
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dilated:2,over=frechet:0.25;eta=0.02", "dilated:3,over=entropy:0.5",
+        "dilated:2,over=klass:0.9", "dilated:2,over=credit:0.9", "dilated:2,over=near:0.1;radius=2",
+    ],
+)  # fmt: skip
+def test_a_filter_over_any_rule_reads_back(text: str) -> None:
+    rule = parse(text)
+    assert parse(str(rule)) == rule
+    assert rule.needs_entropy == rule.over.needs_entropy
+    assert rule.remembers == rule.over.remembers
+
+
+def test_a_filter_takes_nothing_back() -> None:
+    with pytest.raises(InputError, match="takes tokens back"):
+        parse("dilated:2,over=wino:0.9")
+
+
 @settings(max_examples=1000)
 @given(st.sampled_from([0.0, 0.125, 0.25, 0.5]), seeds)
 def test_exact_with_ties_everywhere(margin: float, seed: int) -> None:

@@ -257,6 +257,18 @@ def test_marks_and_images_must_agree(llm: LLM, count: int) -> None:
         )
 
 
+def test_a_mark_without_a_picture_is_named(llm: LLM) -> None:
+    with pytest.raises(InputError, match="1 <image> marks for 0 images"):
+        llm.generate("<image>\nHow many?", Generation(8, 8))
+
+
+def test_steps_see_pictures(llm: LLM) -> None:
+    image, settings = picture("img3_small_40x44"), Generation(8, 8, "topk:2")
+    steps = list(llm.steps("What is it?", settings, images=[image]))
+    traced = llm.generate("What is it?", settings, images=[image], trace=True).trace.steps
+    assert [s.tokens for s in steps] == [s.tokens for s in traced]
+
+
 def test_a_text_model_is_no_eye(tmp_path: Path) -> None:
     blind = LLM.load(talking(tmp_path, *random_checkpoint("llada", 0, vocab=400)), device="cpu")
     with pytest.raises(InputError, match="reads text only"):

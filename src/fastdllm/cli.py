@@ -465,13 +465,15 @@ def calibrate(
     check: Annotated[int, typer.Option(min=0, help="Fresh problems to check it on.")] = 50,
     batch_size: BatchSize = 16,
     block_size: BlockSize = 32,
+    images: Images = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
     """Measure how far a model's doubts can be trusted, for `frechet:0.25,calibration=FILE`.
 
     A task that is generated is measured on training problems, so that its held-out ones stay
-    fresh. The last line is JSON.
+    fresh; a benchmark on its last problems, of which `eval --limit` asks the first. The last line
+    is JSON.
     """
     import json
     from dataclasses import replace
@@ -482,6 +484,7 @@ def calibrate(
     from fastdllm.bench.drawings import check as check_drawing
     from fastdllm.bench.drawings import reliability
     from fastdllm.eval.calibrate import coverage, coverage_text, fingerprint, fit, fresh, watch
+    from fastdllm.eval.task import get
     from fastdllm.selection import parse
 
     check_drawing()
@@ -491,13 +494,15 @@ def calibrate(
         raise InputError(f"against is '{against}'; wanted reference or full")
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise InputError(f"{output} cannot be written; name a file in a folder that exists")
-    name, problems = fresh(task, data, limit + check)
+    name, problems = fresh(task, data, limit + check, images)
+    known = get(task) if task else None
     rule = parse(select)
     llm = _load(model, dtype, device)
     with Progress(transient=True) as bar:
         ticket = bar.add_task("decoding", total=len(problems))
         measure = partial(
             watch, llm, against=against, block=block_size, batch=batch_size,
+            chat=known is None or known.chat, stop=known.stop if known else (),
             progress=lambda done: bar.advance(ticket, done),
         )  # fmt: skip
         seen = measure(problems[:limit], rule)
@@ -551,9 +556,13 @@ def tune(
     from fastdllm.bench.sweep import grid
     from fastdllm.eval.run import Sheet, about, claim
     from fastdllm.eval.task import chosen
+    from fastdllm.eval.tune import needed
     from fastdllm.eval.tune import tune as trials
     from fastdllm.generation import Generation
+    from fastdllm.team import Team
 
+    if Team.here().size > 1:
+        raise InputError("tune decides problem by problem, in one process; run it without torchrun")
     if not 0 < level < 1:
         raise InputError(f"the level is {level}; wanted a number in (0, 1), try 0.05")
     if not 0 < target_accuracy_drop < 100:
@@ -563,8 +572,15 @@ def tune(
     settings = [replace(base, select=one) for one in grid([rule])]
     llm = _load(model, dtype, device)
     if output is not None:
-        claim(output, about(llm, known, every, shots))
-    sheets = [Sheet(output, one, problems=problems) for one in (base, *settings)]
+        claim(output, about(llm, known, every, shots, batch_size))
+    sheets = {one: Sheet(output, one, problems=problems) for one in (base, *settings)}
+    enough = needed(target_accuracy_drop / 100, level)
+    if enough > len(problems):
+        print(
+            f"{len(problems)} problems: a rule that answers each of them as {baseline} does wants "
+            f"{enough} to show {target_accuracy_drop:g} points",
+            file=sys.stderr,
+        )
     found = []
 
     def tell(trial: "Trial") -> None:
@@ -572,8 +588,8 @@ def tune(
             print(trial, end="\r", file=sys.stderr)
 
     for trial in trials(
-        llm, known, problems, sheets[0], sheets[1:], target=target_accuracy_drop / 100, level=level,
-        batch=batch_size, tell=tell,
+        llm, known, problems, sheets[base], [sheets[one] for one in settings],
+        target=target_accuracy_drop / 100, level=level, batch=batch_size, tell=tell,
     ):  # fmt: skip
         print(trial)
         found.append(trial)
@@ -586,7 +602,8 @@ def tune(
     else:
         print(
             f"{best.select}: {best.saved:.0%} fewer forward passes than {baseline}, and at most "
-            f"{target_accuracy_drop:g} points less accurate, with {1 - level:.0%} confidence."
+            f"{target_accuracy_drop:g} points less accurate, with {1 - level:.0%} confidence; the "
+            f"drop is between {100 * best.interval[0]:.1f} and {100 * best.interval[1]:.1f} points."
         )
     print(json.dumps({"model": llm.name, "task": task, "best": best and best.select,
                       "trials": [asdict(trial) for trial in found]}))  # fmt: skip
@@ -629,17 +646,18 @@ def sweep(
     from fastdllm.eval.report import measure, table
     from fastdllm.eval.task import chosen
     from fastdllm.generation import Generation
+    from fastdllm.selection import split_rules
     from fastdllm.team import Team
 
     check()
     known, every, problems = chosen(task, data, shots, limit, kind, allow_code_execution, images)
     base = Generation(max_tokens, block_size, cache=cache, stop=known.stop, think=think)
-    settings = [replace(base, select=rule) for rule in ["full", *grid(rules.split(","))]]
+    settings = [replace(base, select=rule) for rule in ["full", *grid(split_rules(rules))]]
     llm = _load(model, dtype, device)
     sheets = measure(llm, known, every, problems, settings, batch_size, output, shots)
     if Team.here().rank:
         return
-    title = f"{llm.name} on {len(problems)} problems of {task}, {cache} cache"
+    title = f"{llm.name} on {len(problems)} problems of {task}, {cache} cache, {known.metric}"
     Console().print(table(title, sheets))
     found = points(sheets)
     for path in [*write(found, title, output), *draw("fig-frontier", found, title, output)]:
@@ -663,6 +681,7 @@ def reproduce(
     data: Annotated[
         Path | None, typer.Option(help="A folder with a benchmark in each subfolder; else the hub.")
     ] = None,
+    images: Images = None,
     limit: Annotated[
         int | None, typer.Option(help="Problems a row; 100 of the embedded model's, else all.")
     ] = None,
@@ -700,10 +719,12 @@ def reproduce(
     }
     for task in {cell.task for rows in todo.values() for cell in rows}:
         get(task).check_allowed(allow_code_execution)
+    for one, who in names.items():
+        paper.check_output(one, models[who].name, output)
     for one, rows in todo.items():
         llm = models[names[one]]
         count = 100 if names[one] in EMBEDDED and limit is None else limit
-        sheets = paper.run(llm, rows, data, count, batch_size, output)
+        sheets = paper.run(llm, rows, data, count, batch_size, output, images)
         if Team.here().rank:
             continue
         found, more = paper.figures(rows, sheets), paper.extra(one, rows, sheets)

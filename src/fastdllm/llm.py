@@ -19,7 +19,7 @@ from fastdllm.models.transformer import Transformer
 from fastdllm.tokenizer import Message, Tokenizer, split_holes, stable
 from fastdllm.tracing import Trace
 from fastdllm.vision.images import Source, as_list
-from fastdllm.vision.prompt import converse, encode, special_ids
+from fastdllm.vision.prompt import MARK, converse, encode, special_ids
 
 Prompt = str | Sequence[int] | Tensor | Sequence[Message]
 """Text as it stands, token ids, or chat messages."""
@@ -137,19 +137,21 @@ class LLM:
         `images` are paths, bytes or PIL images: one, a list, or of several prompts one or a list
         for each.
         """
+        settings = settings or Generation()
+        done = self._complete(self._rows(prompt, settings, images), settings, trace)
+        return done if _is_many(prompt) else done[0]
+
+    def _rows(self, prompt: Any, settings: Generation, images: Any) -> list[Row]:
         many = _is_many(prompt)
         prompts = list(prompt) if many else [prompt]
         pictures = [as_list(one) for one in as_list(images)] if many else [as_list(images)]
         pictures = pictures or [[]] * len(prompts)
         if len(pictures) != len(prompts):
             raise InputError(f"{len(prompts)} prompts have images for {len(pictures)}; wanted each")
-        settings = settings or Generation()
-        rows = [
+        return [
             self.row(p, settings, number, images=seen)
             for number, (p, seen) in enumerate(zip(prompts, pictures, strict=True))
         ]
-        done = self._complete(rows, settings, trace)
-        return done if many else done[0]
 
     def infill(
         self, text: str, settings: Generation | None = None, *, trace: bool = False
@@ -195,12 +197,12 @@ class LLM:
                 yield text[len(sent) :]
                 sent = text
 
-    def steps(self, prompt: Any, settings: Generation | None = None) -> Iterator[Step]:
-        """The primitive: every step of every row, as it happens."""
+    def steps(
+        self, prompt: Any, settings: Generation | None = None, *, images: Any = ()
+    ) -> Iterator[Step]:
+        """The primitive: every step of every row, as it happens; images are as for `generate`."""
         settings = settings or Generation()
-        prompts = list(prompt) if _is_many(prompt) else [prompt]
-        rows = [self.row(p, settings, number) for number, p in enumerate(prompts)]
-        yield from self.run(rows, settings)
+        yield from self.run(self._rows(prompt, settings, images), settings)
 
     def row(
         self,
@@ -212,7 +214,8 @@ class LLM:
     ) -> Row:
         """A canvas: the prompt, then `max_tokens` masks. Text with images is a chat turn."""
         picture = None
-        if images or (self.eyes is not None and _is_chat(prompt)):
+        marked = isinstance(prompt, str) and MARK in prompt
+        if images or (self.eyes is not None and (marked or _is_chat(prompt))):
             ids, picture = self._seen(prompt, images, settings.think)
         else:
             ids = self._ids(prompt)

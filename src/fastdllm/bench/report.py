@@ -78,6 +78,13 @@ def _experiment(about: Mapping[str, Any], folder: Path) -> str:
         sentence = f"The paper, {printed['model']}: {reproduce.differences(printed)}"
         more = _paragraph(reproduce.differences(about)) + _paragraph(sentence)
         more += "".join(map(_side_by_side, about["alone_right"].items()))
+    for task, rules in about.get("equal_accuracy", {}).items():
+        more += f"<h3>{escape(reproduce.fewest(task))}</h3>"
+        more += _table(
+            list(reproduce.FEWEST),
+            [reproduce.fewest_row(rule, r) for rule, r in rules.items()],
+            [rule in ("frechet", "near", "stable*") for rule in rules],
+        )
     told = _paragraph(" ".join(reproduce.caption(about, rows)))
     return _section(name, told + _figure(folder / f"{name}.svg", name) + table + more, long=True)
 

@@ -35,16 +35,17 @@ Point = tuple[float, float]
 def grid(rules: Sequence[str]) -> list[str]:
     """The settings of some rules; `threshold:0.7/0.9` names its own values.
 
-    >>> grid(["topk", "threshold:0.7/0.9"])
-    ['topk:1', 'topk:2', 'topk:4', 'topk:8', 'threshold:0.7', 'threshold:0.9']
+    >>> grid(["topk", "near:0.1/0.2,radius=2"])
+    ['topk:1', 'topk:2', 'topk:4', 'topk:8', 'near:0.1,radius=2', 'near:0.2,radius=2']
     """
     found = []
     for rule in rules:
-        name, _, values = rule.partition(":")
+        head, comma, rest = rule.partition(",")
+        name, _, values = head.partition(":")
         if name not in GRIDS:
             raise InputError(f"no grid is known for '{name}'; {did_you_mean(name, GRIDS)}")
         wanted = values.split("/") if values else [str(value) for value in GRIDS[name]]
-        found += [f"{name}:{value}" for value in wanted]
+        found += [f"{name}:{value}{comma}{rest}" for value in wanted]
     return found
 
 

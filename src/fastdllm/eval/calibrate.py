@@ -23,11 +23,11 @@ from fastdllm.errors import InputError
 from fastdllm.eval.reliability import canvas
 from fastdllm.eval.run import ask, pictures
 from fastdllm.eval.summary import wilson
-from fastdllm.eval.task import GENERATED, Problem, generated, get
+from fastdllm.eval.task import GENERATED, Problem, generated, get, with_pictures
 from fastdllm.generation import Generation
 from fastdllm.llm import LLM
 from fastdllm.selection import Frechet, Full, Mask, Profile, Selector
-from fastdllm.selection.field import Past, plain_rule, shares
+from fastdllm.selection.field import Past, inner_rule, shares
 from fastdllm.training.data import read_jsonl
 
 
@@ -35,7 +35,7 @@ from fastdllm.training.data import read_jsonl
 class Watch(Selector):
     """Another rule's decisions, with a memory of how far every marginal moved."""
 
-    over: Selector = field(default_factory=Frechet, metadata={"read": plain_rule})
+    over: Selector = field(default_factory=Frechet, metadata={"read": inner_rule})
     name = "watch"
     remembers = True
 
@@ -82,19 +82,29 @@ def watch(
     against: str = "reference",
     block: int = 32,
     batch: int = 16,
+    chat: bool = True,
+    stop: tuple[str, ...] = (),
     progress: Callable[[int], None] = lambda done: None,
 ) -> Seen:
-    """Decode the problems by a rule, calibrated or not, with the truth put in."""
+    """Decode the problems by a rule, calibrated or not, with the truth put in.
+
+    `chat` and `stop` are those of the task, so that it is asked as an evaluation asks.
+    """
     watching = Watch(over=replace(rule, calibration=None), calibration=rule.calibration)
     margin = rule.margin if isinstance(rule, Frechet) else 0.0
     doubts, rights, moves = [], [], [torch.zeros(0, 3)]
     steps: list[Certified] = []
     for start in range(0, len(problems), batch):
         part = problems[start : start + batch]
-        answers = _full_steps(llm, part, block) if against == "full" else [None] * len(part)
+        if against == "full":
+            answers = _full_steps(
+                llm, part, Generation(256, block, Full(), "prefix", stop=stop), chat
+            )
+        else:
+            answers = [(None, True)] * len(part)
         pairs = [
-            canvas(llm, problem, block, number=i, rule=watching, answer=answer)
-            for i, (problem, answer) in enumerate(zip(part, answers, strict=True))
+            canvas(llm, p, block, number=i, rule=watching, answer=answer, ended=ended, chat=chat)
+            for i, (p, (answer, ended)) in enumerate(zip(part, answers, strict=True))
         ]
         rows = [row for row, _ in pairs]
         before: dict[int, Step] = {}
@@ -134,11 +144,13 @@ def _moves(
     return torch.stack((near, old, moved), dim=1)[moved.isfinite()]
 
 
-def _full_steps(llm: LLM, problems: Sequence[Problem], block: int) -> list[tuple[int, ...]]:
-    """What the model itself answers, one token a pass."""
-    settings = Generation(256, block, Full(), "prefix")
-    prompts = [ask(llm, problem) for problem in problems]
-    return [done.tokens for done in llm.generate(prompts, settings, images=pictures(problems))]
+def _full_steps(
+    llm: LLM, problems: Sequence[Problem], settings: Generation, chat: bool
+) -> list[tuple[tuple[int, ...] | None, bool]]:
+    """What the model itself answers, one token a pass, and whether it came to an end."""
+    prompts = [ask(llm, problem, chat) for problem in problems]
+    done = llm.generate(prompts, settings, images=pictures(problems))
+    return [(one.tokens, one.finish_reason == "stop") for one in done]
 
 
 # --- Fitting -------------------------------------------------------------------------------------
@@ -259,14 +271,22 @@ def coverage_text(found: Mapping[str, Any]) -> str:
     )
 
 
-def fresh(task: str, data: Path | None, count: int) -> tuple[str, list[Problem]]:
-    """Problems to measure on, and what they are called; none that an evaluation would ask."""
+def fresh(
+    task: str, data: Path | None, count: int, images: Path | None = None
+) -> tuple[str, list[Problem]]:
+    """Problems to measure on, and what they are called.
+
+    Of a generated task those are training problems, of a benchmark its last ones: an evaluation
+    with a limit asks the first.
+    """
     if task in GENERATED:
         known = generated(task)
         problems = list(islice(known.stream(seed=len(EDGES)), count))
-        return f"{task} v{known.version}", problems
+        return f"{task} v{known.version}, training problems", problems
     if task:
-        return task, get(task).problems(data, None)[:count]
+        rows = get(task).problems(data, None)
+        last = [with_pictures(p, data, images) for p in rows[-count:]]
+        return f"{task}, the last {len(last)} of {len(rows)} problems", last
     if data is None:
         raise InputError("there is nothing to measure on; name a --task, or a file with --data")
     return data.name, read_jsonl(data)[:count]

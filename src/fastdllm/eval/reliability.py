@@ -54,17 +54,20 @@ def canvas(
     number: int = 0,
     rule: Selector | None = None,
     answer: Sequence[int] | None = None,
+    ended: bool = True,
+    chat: bool = True,
 ) -> tuple[Row, Tensor]:
     """An empty canvas of whole blocks, and the true tokens of all of it.
 
-    The truth is the problem's own answer, if no other is given.
+    The truth is the problem's own answer, if no other is given; ends of text follow one that ended.
     """
     if llm.tokenizer is None or not llm.end_ids:
         raise InputError(f"{llm.name} has no tokenizer or no end of text; calibration needs both")
     answer = llm.tokenizer.encode(problem.answer) if answer is None else answer
-    size = (len(answer) // block + 1) * block
+    size = (len(answer) // block + 1) * block if ended else max(1, len(answer) // block) * block
+    answer = answer[:size]
     settings = Generation(size, block, rule or Full(), "none", early_stop=False)
-    row = llm.row(ask(llm, problem), settings, number, images=problem.images)
+    row = llm.row(ask(llm, problem, chat), settings, number, images=problem.images)
     truth = row.ids.clone()
     truth[row.origin :] = llm.end_ids[0]
     truth[row.origin : row.origin + len(answer)] = torch.tensor(answer)

@@ -64,7 +64,7 @@ def measure(
         )
     for turn in range(team.size):
         if output is not None and turn == team.rank:
-            claim(output, about(llm, task, every, shots))
+            claim(output, about(llm, task, every, shots, batch))
         team.wait()
     settings = list(dict.fromkeys(settings))  # the same twice is asked once
     sheets = [Sheet(output, one, team.rank, problems) for one in settings]

@@ -189,7 +189,7 @@ def claim(folder: Path, about: Mapping[str, Any]) -> None:
             raise ValueError
     except ValueError:  # not JSON, not UTF-8, or no object
         raise InputError(f"{path} is damaged; move the folder away to start anew") from None
-    for key in ("model", "weights", "dtype", "task", "version", "shots", "data"):
+    for key in about.keys() - {"date"}:
         if old.get(key) != about[key]:
             raise InputError(
                 f"{folder} is a run with {key} {old.get(key)!r}, not {about[key]!r}; name another "
@@ -197,8 +197,14 @@ def claim(folder: Path, about: Mapping[str, Any]) -> None:
             )
 
 
-def about(llm: LLM, task: Task, problems: Sequence[Problem], shots: int | None) -> dict[str, Any]:
-    """What a folder holds, and where it was measured; `problems` are all of the task's."""
+def about(
+    llm: LLM, task: Task, problems: Sequence[Problem], shots: int | None, batch: int
+) -> dict[str, Any]:
+    """What a folder holds, and where it was measured; `problems` are all of the task's.
+
+    All of it but the date must be the same for a run to go on: times of another machine, or of
+    other batches, would blend into one figure.
+    """
     told = json.dumps([[p.fingerprint, p.answer, p.check] for p in problems], default=str)
     known = hashlib.sha256(told.encode())
     return {
@@ -209,6 +215,7 @@ def about(llm: LLM, task: Task, problems: Sequence[Problem], shots: int | None) 
         "version": task.version,
         "shots": shots,
         "data": known.hexdigest()[:16],
+        "batch": batch,
         "machine": machine(),
         "date": time.strftime("%Y-%m-%d"),
     }

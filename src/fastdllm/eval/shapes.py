@@ -1,8 +1,13 @@
-"""Shapes, for models that see: coloured shapes to count, compare and add, and small bar charts.
+"""Shapes, for models that see: coloured shapes to read, count, compare and add, and bar charts.
 
 [a picture of 64 x 64 pixels]  How many red squares are there?
 
 I count the red squares by row: 1 + 0 + 2 + 0 = 3.
+#### 3
+
+[a picture]  Which forms are there, row by row?
+
+none square none none / circle none none none / none none none none / none square none none
 #### 3
 
 [a chart]  How much taller is the red bar than the blue bar?
@@ -73,14 +78,20 @@ def draw_bars(heights: dict[str, int]) -> "Image":
 
 
 def make(rng: random.Random) -> Problem:
-    """One of the four kinds."""
-    kind = rng.choice(("count", "compare", "add", "chart"))
+    """One of the five kinds."""
+    kind = rng.choice(("count", "compare", "add", "chart", "read"))
     if kind == "chart":
         return _chart(rng)
     things: list[Thing | None] = [None] * CELLS**2
     few = rng.sample(tuple(COLOURS), 2 if rng.random() < 0.5 else 3)
     for i in rng.sample(range(CELLS**2), rng.randint(3, 9)):
         things[i] = (rng.choice(few), rng.choice(FORMS))
+    if kind == "read":
+        part, what = rng.choice(tuple(enumerate(("colours", "forms"))))
+        cells = ["none" if thing is None else thing[part] for thing in things]
+        said = " / ".join(" ".join(cells[i : i + CELLS]) for i in range(0, CELLS**2, CELLS))
+        shown = str(len(cells) - cells.count("none"))
+        return _problem(kind, f"Which {what} are there, row by row?", said, shown, things)
     if kind == "count":
         seen = [thing for thing in things if thing]
         colour, form = rng.choice(seen) if rng.random() < 0.8 else _any(rng)
@@ -144,4 +155,4 @@ def score(problem: Problem, text: str) -> bool:
     return bool(mark) and after.strip() == problem.check["result"]
 
 
-TASK = Generated("shapes", 2, score, make=make)
+TASK = Generated("shapes", 3, score, make=make)

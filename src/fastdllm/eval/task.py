@@ -189,15 +189,16 @@ def chosen(
     """A task, all of its problems, and those asked for; `code` allows running what was written."""
     task = get(name)
     task.check_allowed(code)
-    folder = images or (data.parent if data is not None and data.is_file() else data)
     every = task.problems(data, shots)
-    return task, every, [_found(problem, folder) for problem in task.some(every, limit, kinds)]
+    some = task.some(every, limit, kinds)
+    return task, every, [with_pictures(problem, data, images) for problem in some]
 
 
-def _found(problem: Problem, folder: Path | None) -> Problem:
-    """With its pictures' whole paths; the first that is not there is named."""
+def with_pictures(problem: Problem, data: Path | None, images: Path | None) -> Problem:
+    """With its pictures' whole paths, by default beside the data; the first missing is named."""
     if not any(isinstance(image, str) for image in problem.images):
         return problem
+    folder = images or (data.parent if data is not None and data.is_file() else data)
     paths = tuple((folder or Path()) / image for image in problem.images)
     missing = next((path for path in paths if not path.is_file()), None)
     if missing is not None:

@@ -8,9 +8,12 @@ capital of 1. Were that so, it would reach 1 / level with probability at most `l
 one may look after every problem and stop as soon as it does. Bets the other way end a hopeless one.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from fastdllm.eval.run import Sheet, run
 from fastdllm.eval.summary import Summary
@@ -52,6 +55,42 @@ class Wager:
         return sum(self._worse) / len(BETS)
 
 
+def needed(target: float, level: float) -> int:
+    """How many problems show the target if every one is answered alike.
+
+    >>> needed(0.1, 0.05)
+    45
+    """
+    wager, count = Wager(target), 0
+    while wager.safe < 1 / level:
+        wager.see(0)
+        count += 1
+    return count
+
+
+GRID = tuple(k / 400 for k in range(-200, 201))
+"""Mean drops an interval is made of: -50 to 50 points, every quarter of one."""
+
+
+def interval(drops: Sequence[int], level: float) -> tuple[float, float]:
+    """The mean drops that no bet speaks against, however often one looked.
+
+    >>> interval([0] * 400, 0.05)
+    (-0.0125, 0.0125)
+    """
+    seen = torch.tensor(drops, dtype=torch.float64)
+    kept = [0.0]
+    for target in GRID:
+        gain, bets = target - seen, torch.tensor(BETS, dtype=torch.float64)[:, None]
+        capital = [
+            torch.log1p(bets * sign * gain / (1 - sign * target)).sum(dim=1).logsumexp(dim=0)
+            for sign in (1, -1)
+        ]
+        if max(float(c) for c in capital) - math.log(len(BETS)) < math.log(2 / level):
+            kept.append(target)
+    return min(kept[1:], default=0.0), max(kept[1:], default=0.0)
+
+
 @dataclass(frozen=True)
 class Trial:
     """A setting against the baseline."""
@@ -64,6 +103,8 @@ class Trial:
     baseline_nfe: float
     evidence: float
     passed: bool
+    interval: tuple[float, float]
+    """Of the drop, as a share; both ends hold with probability 1 - level."""
 
     @property
     def saved(self) -> float:
@@ -76,7 +117,8 @@ class Trial:
         return (
             f"{self.select:18} {self.count:5} problems  {self.accuracy:6.1%} against "
             f"{self.baseline:6.1%}  NFE {self.nfe:5.1f} ({self.saved:.0%} less)  "
-            f"evidence {self.evidence:8.3g}  {verdict}"
+            f"evidence {self.evidence:8.3g}  {verdict}; drop {100 * self.interval[0]:.1f} to "
+            f"{100 * self.interval[1]:.1f} points"
         )
 
 
@@ -126,4 +168,5 @@ def _trial(
     return Trial(
         str(sheet.settings.rule), s.count, s.accuracy, b.accuracy, s.mean_nfe, b.mean_nfe,
         wager.safe, wager.safe >= 1 / level,
+        interval([a["right"] - b["right"] for a, b in zip(theirs, mine, strict=True)], level),
     )  # fmt: skip

@@ -64,8 +64,16 @@ def parse_many(text: str) -> list[Selector]:
     >>> parse_many("full,frechet:0.25,eta=0.02,topk:4")
     [Full(), Frechet(margin=0.25, eta=0.02), TopK(k=4)]
     """
-    parts = re.split(r",(?!\s*\w+=)", text)
-    return [parse(part) for part in parts]
+    return [parse(part) for part in split_rules(text)]
+
+
+def split_rules(text: str) -> list[str]:
+    """The same as texts.
+
+    >>> split_rules("threshold,near:0.1/0.2,radius=2")
+    ['threshold', 'near:0.1/0.2,radius=2']
+    """
+    return re.split(r",(?!\s*\w+=)", text)
 
 
 def parse(text: str) -> Selector:

@@ -1,6 +1,7 @@
 """Rules of other projects, with their published settings where they have any."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -98,15 +99,16 @@ class Hierarchy(Selector):
         return (ranked.doubt <= 1 - self.tau) | (first & (ranked.doubt < 1 - self.low))
 
 
-def plain_rule(name: str, value: object) -> Selector:
-    """A rule from its string."""
+def inner_rule(name: str, value: object) -> Selector:
+    """A rule from its string, with semicolons inside."""
     from fastdllm.selection import parse
 
-    rule = parse(value) if isinstance(value, str) else value
+    rule = parse(value.replace(";", ",")) if isinstance(value, str) else value
     if not isinstance(rule, Selector):
         raise InputError(f"{name} is {value!r}; wanted a rule, such as 'frechet:0.25'")
-    if rule.remembers or rule.needs_entropy or rule.calibration:
-        raise InputError(f"{name} is '{rule}'; wanted a rule that reads doubts alone")
+    if rule.takes_back or rule.calibration:
+        kind = "takes tokens back" if rule.takes_back else "is calibrated; calibrate the outer one"
+        raise InputError(f"{name} is '{rule}', which {kind}; wanted another rule")
     return rule
 
 
@@ -123,11 +125,33 @@ class Dilated(Selector):
     """
 
     spacing: int = setting("[1, 1e9]", 2, int)
-    over: Selector = field(default_factory=Frechet, metadata={"read": plain_rule})
+    over: Selector = field(default_factory=Frechet, metadata={"read": inner_rule})
     name = "dilated"
 
+    @property
+    def needs_entropy(self) -> bool:  # type: ignore[override]
+        """As the other rule does."""
+        return self.over.needs_entropy
+
+    @property
+    def remembers(self) -> bool:  # type: ignore[override]
+        """As the other rule does."""
+        return self.over.remembers
+
+    def recall(
+        self, past: Any, spots: Int[Tensor, " spots"], logits: Float[Tensor, "spots vocab"]
+    ) -> tuple[Tensor, Tensor, Any]:
+        """As the other rule does."""
+        return self.over.recall(past, spots, logits)
+
+    def _key(self, profile: Profile) -> PerPosition:
+        return self.over._key(profile)
+
     def _accept(self, ranked: Profile) -> Mask:
-        accepted = self.over._accept(ranked) & ranked.masked
+        over = self.over
+        if self.calibration is not None:
+            over = replace(over, calibration=self.calibration)
+        accepted = over._accept(ranked) & ranked.masked
         surer = torch.ones_like(near(ranked, 0)).tril(-1) & accepted.unsqueeze(-2)
         return accepted & ~(near(ranked, self.spacing - 1) & surer).any(dim=-1)
 

@@ -244,7 +244,9 @@ class Selector(ABC):
         return (
             self.name
             + first
-            + "".join(f",{key}={_number(v)}" for key, v, default in rest if v != default)
+            + "".join(
+                f",{key}={_number(v).replace(',', ';')}" for key, v, default in rest if v != default
+            )
         )
 
 

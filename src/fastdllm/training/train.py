@@ -42,7 +42,10 @@ TEXTS = 20_000  # problems to learn a vocabulary from
 
 
 def new_model(config: ModelConfig, seed: int) -> Transformer:
-    """Random weights: normal with 0.02, smaller where a block adds to the stream."""
+    """Random weights: normal with 0.02, smaller where a block adds to the stream.
+
+    Eyes begin with features of size one: they are not added to a table of words.
+    """
     model = Transformer(config)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -52,6 +55,10 @@ def new_model(config: ModelConfig, seed: int) -> Transformer:
             nn.init.normal_(parameter, std=0.02, generator=generator)
         elif parameter.ndim == 1:
             nn.init.ones_(parameter)
+        elif name.startswith("eyes."):
+            place = name.endswith("position_embedding.weight")
+            scale = 0.5 if place else parameter[0].numel() ** -0.5
+            nn.init.normal_(parameter, std=scale, generator=generator)
         else:
             ends = name.endswith((".o.weight", ".down.weight", ".out_proj.weight", ".fc2.weight"))
             scale = 0.02 if not ends else 0.02 / (2 * config.layers) ** 0.5
@@ -94,7 +101,9 @@ class Optimizers:
         vectors: list[nn.Parameter] = []
         tables: list[nn.Parameter] = []
         for name, parameter in model.named_parameters():
-            inside = parameter.ndim == 2 and ("blocks" in name or "encoder" in name)
+            inside = parameter.ndim == 2 and any(
+                part in name for part in ("blocks", "encoder", "projector")
+            )
             kind = vectors if parameter.ndim == 1 else matrices if inside else tables
             kind.append(parameter)
         decayed = tables if recipe.optimizer == "muon" else tables + matrices
