@@ -164,7 +164,11 @@ def fit(
     ranges = len(EDGES) - 1
     counts = torch.bincount(which, minlength=ranges).tolist()
     wrong = torch.bincount(which, weights=(~seen.right).double(), minlength=ranges).long().tolist()
-    ends = [clopper_pearson(k, n, level / ranges) for k, n in zip(wrong, counts, strict=True)]
+    ends = [1.0] * ranges
+    for group in pooled(counts):
+        few, count = sum(wrong[i] for i in group), sum(counts[i] for i in group)
+        for i in group:
+            ends[i] = clopper_pearson(few, count, level / ranges)
     upper = torch.tensor(ends, dtype=torch.float64).cummax(dim=0).values
     return Calibration(
         path=path,
@@ -180,6 +184,24 @@ def fit(
         temperature=round(temperature(seen.doubt, seen.right), 4),
         reach=reach(seen.moved),
     )
+
+
+def pooled(counts: Sequence[int], least: int = 30) -> list[list[int]]:
+    """Neighbouring ranges together until each group holds `least` tokens, from the surest on.
+
+    An empty range says nothing, and would raise every doubt above its own.
+
+    >>> pooled([0, 40, 10, 25, 3])
+    [[0, 1], [2, 3, 4]]
+    """
+    groups: list[list[int]] = [[]]
+    for i in range(len(counts)):
+        if sum(counts[j] for j in groups[-1]) >= least:
+            groups.append([])
+        groups[-1].append(i)
+    if len(groups) > 1 and sum(counts[j] for j in groups[-1]) < least:
+        groups[-2:] = [groups[-2] + groups[-1]]
+    return groups
 
 
 def clopper_pearson(wrong: int, count: int, level: float) -> float:
