@@ -1,6 +1,6 @@
 """Shapes, for models that see: coloured shapes to read, count, compare and add, and bar charts.
 
-[a picture of 64 x 64 pixels]  How many red squares are there?
+[a picture of 32 x 32 pixels]  How many red squares are there?
 
 I count the red squares by row: 1 + 0 + 2 + 0 = 3.
 #### 3
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageDraw import ImageDraw
 
-SIDE, CELLS = 64, 4
+SIDE, CELLS = 32, 4
 COLOURS = {
     "red": (220, 40, 40), "green": (40, 160, 60), "blue": (50, 80, 220), "yellow": (235, 200, 40),
 }  # fmt: skip
@@ -52,14 +52,14 @@ def draw_shapes(things: list[Thing | None]) -> "Image":
         if thing is None:
             continue
         colour, form = thing
-        x, y = i % CELLS * size + 2, i // CELLS * size + 2
-        box = (x, y, x + size - 5, y + size - 5)
+        x, y = i % CELLS * size + 1, i // CELLS * size + 1
+        box = (x, y, x + size - 3, y + size - 3)
         if form == "square":
             pen.rectangle(box, fill=COLOURS[colour])
         elif form == "circle":
             pen.ellipse(box, fill=COLOURS[colour])
         else:
-            top = (x + (size - 5) / 2, y)
+            top = (x + (size - 3) / 2, y)
             pen.polygon([top, (box[2], box[3]), (x, box[3])], fill=COLOURS[colour])
     return page
 
@@ -72,7 +72,7 @@ def draw_bars(heights: dict[str, int]) -> "Image":
         y = SIDE - 1 - n * unit
         pen.line((0, y, SIDE, y), fill=(215, 215, 215))
     for i, (colour, height) in enumerate(heights.items()):
-        box = (i * width + 3, SIDE - 1 - height * unit, (i + 1) * width - 4, SIDE - 1)
+        box = (i * width + 1, SIDE - 1 - height * unit, (i + 1) * width - 2, SIDE - 1)
         pen.rectangle(box, fill=COLOURS[colour])
     return page
 
@@ -155,4 +155,4 @@ def score(problem: Problem, text: str) -> bool:
     return bool(mark) and after.strip() == problem.check["result"]
 
 
-TASK = Generated("shapes", 3, score, make=make)
+TASK = Generated("shapes", 4, score, make=make)
