@@ -3,9 +3,10 @@
 `fastdllm calibrate` decodes, notes how often a token that was reported with doubt d was wrong, and
 puts an upper end to that rate in every range of doubts: Clopper-Pearson at `level` / ranges, so
 that with probability 1 - level all ranges hold at once, then made to rise with the doubt; ranges
-with few tokens are taken together. A rule that is given the file sees `max(d, upper(d))`. What it says: in the states that were measured, a
-token of this range is wrong at most that often. What it does not: the tokens of one answer are
-counted as if they were drawn apart, and other data has other rates.
+with few tokens are taken together. A rule that is given the file sees `max(d, upper(d))`. What it
+says: in the states that were measured, a token of this range is wrong at most that often. What it
+does not: the tokens of one answer are counted as if they were drawn apart, and other data has other
+rates.
 """
 
 import hashlib

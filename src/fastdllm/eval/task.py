@@ -126,6 +126,18 @@ class Generated(Task):
             raise InputError(f"{count} problems were asked for; {self.name} has 1 to {HELD_OUT}")
         return list(_held_out(self))[:count]
 
+    def only(self, kind: str) -> "Generated":
+        """A task of one kind of these problems."""
+        rng = random.Random(kind)
+        self.of_kind([self.make(rng) for _ in range(100)], kind)  # complains if there is none
+
+        def make(rng: random.Random) -> Problem:
+            while (problem := self.make(rng)).check["kind"] != kind:
+                pass
+            return problem
+
+        return replace(self, name=f"{self.name}/{kind}", make=make)
+
 
 @cache
 def _held_out(task: Generated) -> tuple[Problem, ...]:
@@ -206,14 +218,18 @@ def with_pictures(problem: Problem, data: Path | None, images: Path | None) -> P
     return replace(problem, images=paths)
 
 
+@cache
 def generated(name: str) -> Generated:
-    """One of the tasks made here, by its name.
+    """One of the tasks made here, by its name; or only one kind of its problems.
 
     >>> generated("lists").held_out(1)[0].prompt.split(":")[0]
     'Shuffle this list'
+    >>> generated("lists/sort").held_out(1)[0].prompt.split(":")[0]
+    'Sort this list'
     """
+    name, slash, kind = name.partition("/")
     if name not in GENERATED:
         raise InputError(f"unknown task '{name}'; {did_you_mean(name, GENERATED)}")
     task = get(name)
     assert isinstance(task, Generated)
-    return task
+    return task.only(kind) if slash else task

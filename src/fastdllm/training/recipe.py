@@ -23,7 +23,8 @@ class Phase:
     drills: float = 0.0
     """The share of rows that are packed sums instead of problems."""
     tasks: Mapping[str, float] = field(default_factory=dict)
-    """Other tasks than the recipe's. One alone teaches a young model to copy much sooner."""
+    """Other tasks than the recipe's, or kinds of them: `lists/sort`. One alone teaches a young
+    model to copy, or to see, much sooner."""
     longest: int = 0
     """Only problems of at most so many tokens, without a tail; 0 for all."""
     even: bool = False
