@@ -146,9 +146,11 @@ class Sheet:
         }
 
 
-def read_lines(
-    path: Path, mend: bool = False, wanted: Sequence[str] = ("id", "right", "nfe")
-) -> list[Line]:
+LINE = ("id", "right", "text", "tokens", "nfe", "seconds", "settings")
+"""What every line of ours holds."""
+
+
+def read_lines(path: Path, mend: bool = False, wanted: Sequence[str] = LINE) -> list[Line]:
     """The whole lines of a file; one cut short at its end is dropped, with `mend` from disk too."""
     raw = path.read_bytes() if path.exists() else b""
     whole, _, rest = raw.rpartition(b"\n")
