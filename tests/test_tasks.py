@@ -20,7 +20,7 @@ FINGERPRINTS = {
     "word-problems": (3, "f932cf5f7f272f14"),
     "algebra": (3, "a590eb1e33bb4e3a"),
     "functions": (4, "3f22088cc4c9638e"),
-    "lists": (5, "e9eedbfa8e89ec92"),
+    "lists": (6, "8d2416e83b6ef48e"),
     "shapes": (4, "1e480c294dcafca5"),
 }
 

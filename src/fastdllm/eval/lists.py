@@ -12,8 +12,8 @@
     That is all.
 
 Committing in parallel is harmless for a copy and dangerous for a shuffle: there every permutation
-is right and a repeated item is wrong, so no place can be filled without looking at the others. The
-wording around the list is drawn.
+is right and a repeated item is wrong, so no place can be filled without looking at the others. What
+is replaced is one of the first three. The wording around the list is drawn.
 """
 
 import random
@@ -46,7 +46,7 @@ def make(rng: random.Random) -> Problem:
     elif kind == "shuffle":
         rng.shuffle(result)
     elif kind == "replace":
-        at = rng.randrange(len(words))
+        at = rng.randrange(3)
         result[at] = rng.choice([w for w in WORDS if w not in words])
         asked = f"Replace a word of this list by {at + 1}. {result[at]}"
     prompt = f"{asked}:\n{_numbered(words)}"
@@ -71,4 +71,4 @@ def score(problem: Problem, text: str) -> bool:
     return words == wanted and numbers == list(range(1, len(wanted) + 1))
 
 
-TASK = Generated("lists", 5, score, make=make)
+TASK = Generated("lists", 6, score, make=make)
