@@ -156,7 +156,7 @@ INTRODUCTION = """\
 # {name}
 
 A masked diffusion language model of the {family} family, small enough to come with the package
-({size:.1f} MB, {dtype}), trained from scratch on tasks that are generated from a seed. It solves those
+({size:.1f} MB, {dtype}), trained {origin} on tasks that are generated from a seed. It solves those
 tasks and nothing else: it is here to measure decoding on, not to talk to.
 
     from fastdllm import LLM
@@ -203,14 +203,14 @@ def card(name: str, folder: Path, values: dict[str, Any]) -> str:
         "runs": " ".join(f"runs/{stage}" for stage in about["stages"]),
         "size": (folder / "model.safetensors").stat().st_size / 1e6,
         "dtype": json.loads((folder / "config.json").read_text())["torch_dtype"],
+        "origin": f"from {Path(recipe.graft).name}'s weights" if recipe.graft else "from scratch",
         "tasks": ", ".join(f"{task} v{generated(task).version}" for task in recipe.tasks),
     }  # fmt: skip
     return "\n".join(
         [
             INTRODUCTION.format_map(facts),
             ACCURACY + accuracy_rows(results),
-            "By kind, `full`:\n\n| task | kind | right | of |\n|---|---|--:|--:|\n"
-            + kinds(results),
+            *kinds(results),
             CALIBRATION + calibration_rows(results),
             "## Known weaknesses\n",
             weaknesses.read_text() if weaknesses.exists() else "None recorded.\n",
@@ -230,12 +230,14 @@ def accuracy_rows(results: dict[str, Any]) -> str:
     return rows
 
 
-def kinds(results: dict[str, Any]) -> str:
-    return "".join(
+def kinds(results: dict[str, Any]) -> list[str]:
+    rows = "".join(
         f"| {key.split('/')[0]} | {kind.replace('_', ' ')} | {right} | {count} |\n"
         for key, r in ordered(results, ("full",))
         for kind, (right, count) in r["kinds"].items()
     )
+    head = "By kind, `full`:\n\n| task | kind | right | of |\n|---|---|--:|--:|\n"
+    return [head + rows] if rows else []
 
 
 def calibration_rows(results: dict[str, Any]) -> str:
