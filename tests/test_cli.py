@@ -44,7 +44,7 @@ def test_rules_lists_every_rule() -> None:
         (("oracle", "--select", "frechet:0.25 frechett:0.3"), "did you mean 'frechet'?"),
         (("oracle", "--select", "frechet:1.5"), "wanted a number in [0, 1), try 0.99"),
         (("train", "--output", "/no/where", "--set", "lr=fast"), "lr is 'fast'; wanted a number"),
-        (("train", "--output", "/no/where", "--set", 'tasks={"lists": "x"}'), "wanted names with numbers"),
+        (("train", "--output", "/no/where", "--set", 'tasks={"lists": "x"}'), "names with numbers"),
         (("train", "--output", "/no/where", "--task", "lists=x"), "'x' is no weight"),
         (("train", "--output", "/no/where", "--recipe", "tiny-lada"), "is no recipe"),
         (("train", "--output", "/no/where", "--set", "steps"), "wanted KEY=VALUE"),
