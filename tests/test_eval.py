@@ -22,7 +22,7 @@ from fastdllm.bench import report, reproduce, sweep
 from fastdllm.bench.drawings import draw
 from fastdllm.bench.sweep import area, frontier, grid
 from fastdllm.eval.report import as_json, measure, table
-from fastdllm.eval.run import Sheet, about, ask, claim, describe, read_lines, run, solve
+from fastdllm.eval.run import LINE, Sheet, about, ask, claim, describe, read_lines, run, solve
 from fastdllm.eval.summary import Summary, mcnemar, wilson
 from fastdllm.eval.task import Problem, Task, generated
 from fastdllm.models.loading import EMBEDDED
@@ -76,7 +76,8 @@ def test_what_has_a_line_is_not_asked_again(llm: LLM, tmp_path: Path) -> None:
 @given(st.integers(0, 400))
 def test_a_file_cut_anywhere_loses_at_most_the_cut_line(tmp_path_factory, cut: int) -> None:
     path = tmp_path_factory.mktemp("cut") / "a.jsonl"
-    lines = [{"id": str(i), "right": i % 2 == 0, "nfe": i, "text": "é\n"} for i in range(6)]
+    blank = dict.fromkeys(LINE, 0)
+    lines = [blank | {"id": str(i), "right": i % 2 == 0, "text": "é\n"} for i in range(6)]
     whole = "".join(json.dumps(line) + "\n" for line in lines).encode()
     path.write_bytes(whole[:cut])
     kept = read_lines(path, mend=True)
