@@ -24,12 +24,21 @@ from fastdllm.selection import Full
 from fastdllm.team import Team
 from fastdllm.tokenizer import Tokenizer
 from fastdllm.training import objective, recipe
+from fastdllm.training import train as trainer_module
 from fastdllm.training.data import Data, read_jsonl, source, stack, sum_drill
 from fastdllm.training.muon import orthogonal
 from fastdllm.training.run import plot, read_metrics, run
 from fastdllm.training.train import deal, start
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary from few problems is learnt sooner."""
+    monkeypatch.setattr(trainer_module, "TEXTS", 1000)
+
+
 SMALL = recipe.Recipe(
     layers=1, width=16, heads=2, kv_heads=1, mlp=16, vocab=400, context=512, steps=8, batch=4,
     tasks={"lists": 1.0, "functions": 1.0}, tails=0.0625,
@@ -422,10 +431,11 @@ def test_before_its_first_save_a_folder_takes_another_recipe(tmp_path: Path) -> 
     assert json.loads((tmp_path / "recipe.json").read_text())["vocab"] == 420
 
 
-def test_a_missing_stage_is_named() -> None:
+def test_a_missing_stage_is_named(tmp_path: Path) -> None:
     r = recipe.change(SMALL, {"graft": "runs/no-such-stage"})
     with pytest.raises(InputError, match="train-tiny TINY=no-such-stage"):
-        start(r, Path("unused"), device=CPU)
+        start(r, tmp_path / "run", device=CPU)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("where", ["config.json", "tokenizer_config.json"])

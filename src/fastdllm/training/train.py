@@ -383,6 +383,8 @@ def deal(lengths: Sequence[int], most: int, team: Team) -> list[list[int]]:
 
 def start(recipe: Recipe, output: Path, *, device: torch.device) -> Trainer:
     """A trainer for a folder: new, or from where it stopped."""
+    for folder in filter(None, (recipe.init, recipe.graft)):
+        _stage(folder)  # before anything is written
     output.mkdir(parents=True, exist_ok=True)
     if not (output / "state.pt").exists():  # else it is checked against that
         (output / "recipe.json").write_text(recipe.to_json() + "\n")
