@@ -79,7 +79,7 @@ def interval(drops: Sequence[int], level: float) -> tuple[float, float]:
     (-0.0125, 0.0125)
     """
     seen = torch.tensor(drops, dtype=torch.float64)
-    kept = [0.0]
+    kept = []
     for target in GRID:
         gain, bets = target - seen, torch.tensor(BETS, dtype=torch.float64)[:, None]
         capital = [
@@ -88,7 +88,7 @@ def interval(drops: Sequence[int], level: float) -> tuple[float, float]:
         ]
         if max(float(c) for c in capital) - math.log(len(BETS)) < math.log(2 / level):
             kept.append(target)
-    return min(kept[1:], default=0.0), max(kept[1:], default=0.0)
+    return min(kept, default=0.0), max(kept, default=0.0)
 
 
 @dataclass(frozen=True)
