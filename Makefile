@@ -7,6 +7,9 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TOOLS  := $(VENV)/.tools
 
+# A worker of one thread for every core.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
 .PHONY: demo test test-slow lint bench figures train-tiny clean
 .DEFAULT_GOAL := demo
 
@@ -16,11 +19,11 @@ demo: $(READY)
 
 test: $(TOOLS)
 	@echo "==> the tests"
-	@$(BIN)/python -m pytest
+	@$(PYTEST)
 
 test-slow: $(TOOLS)
 	@echo "==> every test, the slow ones too"
-	@$(BIN)/python -m pytest -m ''
+	@$(PYTEST) -m ''
 
 lint: $(TOOLS)
 	@echo "==> ruff, then mypy"

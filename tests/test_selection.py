@@ -27,7 +27,7 @@ from fastdllm import (
     parse,
 )
 from fastdllm.calibration import Calibration
-from fastdllm.selection import Credit, Dilated, Hierarchy, Klass, LocalLeap, Near, Stable, Wino
+from fastdllm.selection import Credit, Dilated, Hierarchy, Klass, Local, LocalLeap, Stable, Wino
 
 GOLDEN = [
     json.loads(line)
@@ -99,14 +99,13 @@ def slow(
                 residual = sum(d[i] * w for i, w in zip(chosen, hangs, strict=True))
                 if gap - 2 * caution * residual > margin:
                     n = size
-        case Near(margin, known, radius):
-            others = {
-                i: sum(0 < abs(at[i] - at[j]) <= radius for j in here) / (2 * radius) for i in here
-            }
-            w = [d[i] * (known + (1 - known) * min(1, others[i])) for i in order]
-            return {i for k, i in enumerate(order) if sum(w[: k + 1]) + w[k] < 1 - margin} or {
-                order[0]
-            }
+        case Local(margin, radius):
+            chosen = set()
+            for k, i in enumerate(order):
+                around = [d[j] for j in order[: k + 1] if abs(at[i] - at[j]) <= radius]
+                if 1 - sum(around) - d[i] > margin:
+                    chosen.add(i)
+            return chosen or {order[0]}
         case Klass(tau, _, history):
             held = signal or []
             return {i for i in here if d[i] < 1 - tau and held[i] >= history} or {order[0]}
@@ -182,7 +181,7 @@ rules = st.one_of(
     st.builds(Klass, st.floats(0, 1), history=st.integers(1, 3)),
     st.floats(0, 1).map(Credit),
     st.floats(0, 1).map(Wino),
-    st.builds(Near, margins, st.floats(0, 1), st.integers(1, 4)),
+    st.builds(Local, margins, st.integers(0, 6)),
     st.builds(Stable, margins, st.floats(0, 2), calibration=st.just(FLAT)),
 )
 
@@ -229,7 +228,8 @@ def test_against_the_slow_version(rule: Selector, seed: int) -> None:
     "text",
     [
         "dilated:2,over=frechet:0.25;eta=0.02", "dilated:3,over=entropy:0.5",
-        "dilated:2,over=klass:0.9", "dilated:2,over=credit:0.9", "dilated:2,over=near:0.1;radius=2",
+        "dilated:2,over=klass:0.9", "dilated:2,over=credit:0.9",
+        "dilated:2,over=local:0.1;radius=2",
     ],
 )  # fmt: skip
 def test_a_filter_over_any_rule_reads_back(text: str) -> None:

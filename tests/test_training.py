@@ -326,9 +326,9 @@ def test_a_run_is_a_checkpoint_that_loads(
 
 
 def test_it_learns(tmp_path: Path) -> None:
-    train(tmp_path, recipe.change(SMALL, {"steps": 40, "lr": 0.01}))
+    train(tmp_path, recipe.change(SMALL, {"steps": 100, "lr": 0.01}), save_every=100)
     losses = [line["loss"] for line in read_metrics(tmp_path / "metrics.jsonl")]
-    assert losses[-1] < 0.8 * losses[0]
+    assert losses[-1] < 0.8 * losses[0]  # each the mean of 20 steps
 
 
 def test_it_goes_on_from_a_checkpoint_of_another_tokenizer(tmp_path: Path) -> None:

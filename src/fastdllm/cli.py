@@ -340,6 +340,10 @@ TaskName = Annotated[
     ),
 ]
 Limit = Annotated[int | None, typer.Option(help="The first so many problems; else all.")]
+Skip = Annotated[
+    int,
+    typer.Option(min=0, help="Leave out the first so many: choose on some, show on others."),
+]
 Data = Annotated[Path | None, typer.Option(help="A benchmark's file or folder; else the hub.")]
 Images = Annotated[
     Path | None, typer.Option(help="The folder of a benchmark's pictures; else beside --data.")
@@ -364,6 +368,7 @@ def evaluate(
     select: Annotated[str, typer.Option(help="Rules, with commas between.")] = "full,frechet:0.25",
     cache: Annotated[str, typer.Option(help="Caches, with commas between.")] = "prefix",
     limit: Limit = None,
+    skip: Skip = 0,
     data: Data = None,
     images: Images = None,
     shots: Shots = None,
@@ -401,7 +406,9 @@ def evaluate(
     from fastdllm.selection import parse_many
     from fastdllm.team import Team
 
-    known, every, problems = chosen(task, data, shots, limit, kind, allow_code_execution, images)
+    known, every, problems = chosen(
+        task, data, shots, limit, kind, allow_code_execution, images, skip
+    )
     judge = None
     if judge_url or judge_model:
         if not judge_url or not judge_model or known.judge is None:
@@ -533,6 +540,7 @@ def tune(
     level: Annotated[float, typer.Option(help="How likely the answer may be wrong.")] = 0.05,
     cache: Cache = "prefix",
     limit: Limit = None,
+    skip: Skip = 0,
     data: Data = None,
     images: Images = None,
     shots: Shots = None,
@@ -567,7 +575,9 @@ def tune(
         raise InputError(f"the level is {level}; wanted a number in (0, 1), try 0.05")
     if not 0 < target_accuracy_drop < 100:
         raise InputError(f"the target is {target_accuracy_drop} points; wanted more than 0")
-    known, every, problems = chosen(task, data, shots, limit, kind, allow_code_execution, images)
+    known, every, problems = chosen(
+        task, data, shots, limit, kind, allow_code_execution, images, skip
+    )
     base = Generation(max_tokens, block_size, baseline, cache, stop=known.stop)
     settings = [replace(base, select=one) for one in grid([rule])]
     llm = _load(model, dtype, device)
@@ -619,6 +629,7 @@ def sweep(
     ] = "threshold,factor,frechet",
     cache: Cache = "prefix",
     limit: Limit = None,
+    skip: Skip = 0,
     data: Data = None,
     images: Images = None,
     shots: Shots = None,
@@ -650,7 +661,9 @@ def sweep(
     from fastdllm.team import Team
 
     check()
-    known, every, problems = chosen(task, data, shots, limit, kind, allow_code_execution, images)
+    known, every, problems = chosen(
+        task, data, shots, limit, kind, allow_code_execution, images, skip
+    )
     base = Generation(max_tokens, block_size, cache=cache, stop=known.stop, think=think)
     settings = [replace(base, select=rule) for rule in ["full", *grid(split_rules(rules))]]
     llm = _load(model, dtype, device)

@@ -83,7 +83,7 @@ def _experiment(about: Mapping[str, Any], folder: Path) -> str:
         more += _table(
             list(reproduce.FEWEST),
             [reproduce.fewest_row(rule, r) for rule, r in rules.items()],
-            [rule in ("frechet", "near", "stable*") for rule in rules],
+            [rule in ("frechet", "local", "stable*") for rule in rules],
         )
     told = _paragraph(" ".join(reproduce.caption(about, rows)))
     return _section(name, told + _figure(folder / f"{name}.svg", name) + table + more, long=True)

@@ -124,7 +124,7 @@ def _margins(sees: bool) -> list[Cell]:
 SWEPT = (
     "threshold:0.95/0.9/0.7", "factor:0.5/0.75/1", "frechet:0.5/0.25/0.1", "exact:0.5/0.25/0.1",
     "entropy:0.1/0.5/1", "localleap:0.95/0.9/0.8", "hierarchy:0.95/0.9/0.8", "dilated:3/2",
-    "klass:0.9/0.6", "credit:0.95/0.9/0.8", "wino:0.9/0.7/0.6", "near:0.5/0.25/0.1",
+    "klass:0.9/0.6", "credit:0.95/0.9/0.8", "wino:0.9/0.7/0.6", "local:0.5/0.25/0.1",
 )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ GRIDS = {
     "klass": (0.9, 0.8, 0.7, 0.6, 0.5),
     "credit": (0.99, 0.95, 0.9, 0.8, 0.7),
     "wino": (0.9, 0.8, 0.7, 0.6),
-    "near": (0.9, 0.75, 0.5, 0.25, 0.1, 0.05),
+    "local": (0.9, 0.75, 0.5, 0.25, 0.1, 0.05),
     "stable": (0.9, 0.75, 0.5, 0.25, 0.1, 0.05),
 }
 """Values to try, from careful to bold."""
@@ -35,8 +35,8 @@ Point = tuple[float, float]
 def grid(rules: Sequence[str]) -> list[str]:
     """The settings of some rules; `threshold:0.7/0.9` names its own values.
 
-    >>> grid(["topk", "near:0.1/0.2,radius=2"])
-    ['topk:1', 'topk:2', 'topk:4', 'topk:8', 'near:0.1,radius=2', 'near:0.2,radius=2']
+    >>> grid(["topk", "local:0.1/0.2,radius=2"])
+    ['topk:1', 'topk:2', 'topk:4', 'topk:8', 'local:0.1,radius=2', 'local:0.2,radius=2']
     """
     found = []
     for rule in rules:

@@ -83,11 +83,16 @@ class Task:
 
             check()
 
-    def some(self, problems: Sequence[Problem], limit: int | None, kinds: str) -> list[Problem]:
-        """The first few, or all without a limit; of some kinds."""
+    def some(
+        self, problems: Sequence[Problem], limit: int | None, kinds: str, skip: int = 0
+    ) -> list[Problem]:
+        """The first few after `skip`, or all of those without a limit; of some kinds."""
         if limit is not None and limit < 1:
             raise InputError(f"the limit is {limit}; wanted at least 1, or none for all")
-        return self.of_kind(problems, kinds)[:limit]
+        found = self.of_kind(problems, kinds)
+        if found and skip >= len(found):
+            raise InputError(f"{skip} are to be skipped; there are {len(found)}, try fewer")
+        return found[skip:][:limit]
 
     def of_kind(self, problems: Sequence[Problem], kinds: str) -> list[Problem]:
         """Only those of some kinds, named with commas between; all without any."""
@@ -197,12 +202,13 @@ def chosen(
     kinds: str,
     code: bool,
     images: Path | None = None,
+    skip: int = 0,
 ) -> tuple[Task, list[Problem], list[Problem]]:
     """A task, all of its problems, and those asked for; `code` allows running what was written."""
     task = get(name)
     task.check_allowed(code)
     every = task.problems(data, shots)
-    some = task.some(every, limit, kinds)
+    some = task.some(every, limit, kinds, skip)
     return task, every, [with_pictures(problem, data, images) for problem in some]
 
 

@@ -18,7 +18,7 @@ by themselves.
     klass:0.9       c > tau and unmoved for two steps              KLASS
     credit:0.9      c >= tau after credit for being best before    CreditDecoding
     wino:0.6        a wide draft, taken back where disowned        WINO
-    near:0.25       Fréchet, less doubt where neighbours are known ours
+    local:0.25      Fréchet for each token and its neighbours      ours
     stable:0.25     the product's gap > 2 x residual dependence    ours, after the paper's lemma
 
 `frechet:0.25,calibration=cal.json` and the same with any rule raises the doubts first; see
@@ -39,13 +39,13 @@ from fastdllm.selection.field import (
     LocalLeap,
     Wino,
 )  # fmt: skip
-from fastdllm.selection.ours import Near, Stable
+from fastdllm.selection.ours import Local, Stable
 from fastdllm.selection.paper import Exact, Factor, Frechet, Full, Threshold, TopK
 from fastdllm.selection.profile import Interval, Mask, Profile, Selector
 
 __all__ = [
     "RULES", "Credit", "Dilated", "Entropy", "Exact", "Factor", "Frechet", "Full", "Hierarchy",
-    "Interval", "Klass", "LocalLeap", "Mask", "Near", "Profile", "Selector", "Stable", "Threshold",
+    "Interval", "Klass", "Local", "LocalLeap", "Mask", "Profile", "Selector", "Stable", "Threshold",
     "TopK", "Wino", "parse", "parse_many",
 ]  # fmt: skip
 
@@ -53,7 +53,7 @@ RULES: dict[str, type[Selector]] = {
     rule.name: rule
     for rule in (
         Full, TopK, Threshold, Factor, Frechet, Exact, Entropy, LocalLeap, Hierarchy, Dilated,
-        Klass, Credit, Wino, Near, Stable,
+        Klass, Credit, Wino, Local, Stable,
     )
 }  # fmt: skip
 
@@ -70,8 +70,8 @@ def parse_many(text: str) -> list[Selector]:
 def split_rules(text: str) -> list[str]:
     """The same as texts.
 
-    >>> split_rules("threshold,near:0.1/0.2,radius=2")
-    ['threshold', 'near:0.1/0.2,radius=2']
+    >>> split_rules("threshold,local:0.1/0.2,radius=2")
+    ['threshold', 'local:0.1/0.2,radius=2']
     """
     return re.split(r",(?!\s*\w+=)", text)
 

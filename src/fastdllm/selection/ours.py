@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-import torch  # noqa: F401  for the examples
+import torch
 
 from fastdllm.selection.field import near
 from fastdllm.selection.paper import Frechet
@@ -10,29 +10,27 @@ from fastdllm.selection.profile import Mask, Profile, Selector, setting, wide
 
 
 @dataclass(frozen=True)
-class Near(Selector):
-    """The Fréchet rule on doubts weighted by how much of their neighbourhood is still masked.
+class Local(Selector):
+    """The Fréchet rule for every token together with its surer neighbours, not with all.
 
-    A token whose neighbours are known depends on little that is committed with it: its doubt
-    counts `known` times, rising to once where all neighbours within the radius are masked. The
-    bound is then no longer one for every dependence, but for one that fades with distance.
+    The sum of the doubts within a radius, up to a token's own and that once more, is less than
+    1 - delta: then it and its surer neighbours are their most probable combination, however they
+    depend on each other. Tokens farther apart are not charged for one another. A radius as large
+    as the block is `frechet`, a radius of 0 a threshold of (1 + delta) / 2.
 
-    >>> confidence = torch.tensor([0.6, 0.9, 0.9, 0.9, 0.9, 0.6])
-    >>> masked = torch.tensor([True, False, False, False, False, True])
-    >>> [int(Near(0.25, known).commit(confidence, masked).sum()) for known in (0, 1)]
-    [2, 1]
+    >>> confidence, masked = torch.tensor([0.8, 0.7, 0.9, 0.75]), torch.ones(4, dtype=torch.bool)
+    >>> [Local(0.25, radius).commit(confidence, masked).tolist() for radius in (1, 4)]
+    [[True, False, True, True], [True, False, True, False]]
     """
 
     margin: float = setting("[0, 1)", 0.25)
-    known: float = setting("[0, 1]", 0.0)
-    radius: int = setting("[1, 1e9]", 4, int)
-    name = "near"
+    radius: int = setting("[0, 1e9]", 4, int)
+    name = "local"
 
     def _accept(self, ranked: Profile) -> Mask:
-        share = near(ranked, self.radius).sum(dim=-1) / (2 * self.radius)
         d = wide(ranked.doubt)
-        weight = self.known + (1 - self.known) * wide(share.clamp(max=1).float())
-        return (d * weight).cumsum(dim=-1) + d * weight < 1 - self.margin
+        surer = near(ranked, self.radius).tril()
+        return torch.where(surer, d.unsqueeze(-2), 0).sum(dim=-1) + 2 * d < 1 - self.margin
 
 
 @dataclass(frozen=True)
