@@ -56,6 +56,17 @@ def test_streams_differ_by_seed_and_repeat_by_seed(name: str) -> None:
     assert one == again != other
 
 
+def test_some_problems_are_chosen_and_others_left_for_the_showing() -> None:
+    task = generated("lists")
+    every = task.held_out()
+    assert task.some(every, 300, "") == every[:300]
+    assert task.some(every, 300, "", skip=500) == every[500:800]
+    sorts = [p for p in every if p.check["kind"] == "sort"]
+    assert task.some(every, None, "sort", skip=5) == sorts[5:]
+    with pytest.raises(InputError, match="1000 are to be skipped; there are 1000, try fewer"):
+        task.some(every, None, "", skip=1000)
+
+
 def test_every_sum_of_a_word_problem_is_true() -> None:
     for problem in generated("word-problems").held_out():
         sums = re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)", problem.answer)
