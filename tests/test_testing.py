@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastdllm import Exact, Frechet, Full, InputError, TopK, parse
 from fastdllm.predict import predict
+from fastdllm.selection import Local
 from fastdllm.testing import HiddenMarkov, JointTable, judge
 
 
@@ -92,6 +93,24 @@ def test_a_certified_commit_is_the_joint_mode(joint: Tensor, name: str) -> None:
         # Two tuples may tie to the last digit of float32 at margin 0.
         gap = oracle.probability(ids[0], committed, mode)
         assert gap - oracle.probability(ids[0], committed, chosen) < 1e-6
+
+
+@settings(max_examples=300)
+@given(joints, st.integers(0, 3), st.sampled_from([0.0, 0.1]))
+def test_local_vouches_for_every_token_with_its_surer_neighbours(
+    joint: Tensor, radius: int, margin: float
+) -> None:
+    oracle, rule = JointTable(joint), Local(margin, radius)
+    ids = oracle.blank()
+    profile = predict(oracle(ids), forbidden=(oracle.mask_id,))
+    committed = rule(profile)[0].nonzero()[:, 0]
+    doubt = profile.doubt[0]
+    for spot in committed[committed.numel() == 1 :]:  # one alone may be for progress
+        near = committed[(committed - spot).abs() <= radius]
+        near = near[(doubt[near] < doubt[spot]) | (near <= spot) & (doubt[near] == doubt[spot])]
+        mode, chosen = oracle.joint_mode(ids[0], near), profile.token[0, near]
+        gap = oracle.probability(ids[0], near, mode) - oracle.probability(ids[0], near, chosen)
+        assert gap < 1e-6
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -2,9 +2,10 @@
 
 [a picture of 32 x 32 pixels]  How many squares are there?
 
-none square none none / circle none none none / none none none none / none square none none
-I count 2 squares.
+squares: 0111 1111 1111 1222
 #### 2
+
+(cell by cell, row by row, how many there were so far)
 
 [a chart]  How much taller is the red bar than the blue bar?
 
@@ -92,15 +93,25 @@ def make(rng: random.Random) -> Problem:
     one, other = rng.sample(names, 2)
     words = [f"{name} shapes" if part == 0 else f"{name}s" for name in (one, other)]
     a, b = cells.count(one), cells.count(other)
+    runs = [f"{w}: {_running(cells, name)}" for w, name in zip(words, (one, other), strict=True)]
     if kind == "count":
-        said = f"{read}\nI count {a} {words[0]}."
-        return _problem(kind, f"How many {words[0]} are there?", said, str(a), things)
-    said = f"{read}\nI count {a} {words[0]} and {b} {words[1]}."
+        return _problem(kind, f"How many {words[0]} are there?", runs[0], str(a), things)
+    said = "\n".join(runs)
     if kind == "add":
         asked = f"How many {words[0]} and {words[1]} are there together?"
-        return _problem(kind, asked, f"{said} {a} + {b} = {a + b}.", str(a + b), things)
+        return _problem(kind, asked, f"{said}\n{a} + {b} = {a + b}.", str(a + b), things)
     asked = f"Are there more {words[0]} or more {words[1]}?"
     return _problem(kind, asked, said, "equal" if a == b else one if a > b else other, things)
+
+
+def _running(cells: list[str], name: str) -> str:
+    """How many there were up to each cell. Its length says nothing of what it counts.
+
+    >>> _running(["red", "none", "red", "red"] + 12 * ["none"], "red")
+    '1123 3333 3333 3333'
+    """
+    digits = "".join(str(cells[: i + 1].count(name)) for i in range(len(cells)))
+    return " ".join(digits[i : i + CELLS] for i in range(0, len(digits), CELLS))
 
 
 def _chart(rng: random.Random) -> Problem:
@@ -132,4 +143,4 @@ def score(problem: Problem, text: str) -> bool:
     return bool(mark) and after.strip() == problem.check["result"]
 
 
-TASK = Generated("shapes", 5, score, make=make)
+TASK = Generated("shapes", 6, score, make=make)
