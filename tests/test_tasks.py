@@ -21,7 +21,7 @@ FINGERPRINTS = {
     "algebra": (3, "a590eb1e33bb4e3a"),
     "functions": (4, "3f22088cc4c9638e"),
     "lists": (6, "8d2416e83b6ef48e"),
-    "shapes": (6, "9d595f4bda93d6d0"),
+    "shapes": (6, "80900ac9926fbe67"),
 }
 
 
