@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastdllm.errors import InputError
 from fastdllm.eval.scoring import extract_code, last_boxed, math_equal
-from fastdllm.eval.shapes import COLOURS
+from fastdllm.eval.shapes import COLOURS, FORMS
 from fastdllm.eval.task import GENERATED, Problem, generated
 
 # Of all held-out prompts. A change here is a change of the task: raise its version.
@@ -21,7 +21,7 @@ FINGERPRINTS = {
     "algebra": (3, "a590eb1e33bb4e3a"),
     "functions": (4, "3f22088cc4c9638e"),
     "lists": (6, "8d2416e83b6ef48e"),
-    "shapes": (6, "80900ac9926fbe67"),
+    "shapes": (7, "f37455b6a9cb88fa"),
 }
 
 
@@ -177,12 +177,14 @@ def test_what_is_said_of_a_picture_can_be_counted_in_it() -> None:
         colours = [list(cells)[k] for k in sizes.argmax(axis=0)]
         forms = [AREAS[size] for size in sizes.max(axis=0)]
         seen = [{c, f} if f != "none" else {"none"} for c, f in zip(colours, forms, strict=True)]
+        lines = problem.answer.split("\n")
         if problem.check["kind"] == "read":
-            read = re.findall(r"[a-z]+", problem.answer)
+            read = re.findall(r"[a-z]+", lines[0])
             assert all(word in cell for word, cell in zip(read, seen, strict=True))
             continue
-        runs = re.findall(r"(\w+?)s?(?: shapes)?: ([\d ]+)", problem.answer)
-        assert len(runs) == (1 if problem.check["kind"] == "count" else 2)
-        for name, digits in runs:
-            known = [sum(name in cell for cell in seen[: i + 1]) for i in range(16)]
-            assert [int(d) for d in digits.replace(" ", "")] == known
+        asked = re.findall("|".join((*COLOURS, *FORMS)), problem.prompt)
+        assert len(asked) == (1 if problem.check["kind"] == "count" else 2)
+        for name, line in zip(asked, lines, strict=False):
+            found = [name if name in cell else "none" for cell in seen]
+            assert re.findall(r"[a-z]+", line) == found
+            assert line.endswith(f": {found.count(name)}")

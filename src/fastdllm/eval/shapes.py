@@ -2,10 +2,8 @@
 
 [a picture of 32 x 32 pixels]  How many squares are there?
 
-squares: 0111 1111 1111 1222
+none square none none / none none none none / none none none none / none square none none: 2
 #### 2
-
-(cell by cell, row by row, how many there were so far)
 
 [a chart]  How much taller is the red bar than the blue bar?
 
@@ -81,22 +79,20 @@ def make(rng: random.Random) -> Problem:
         return _chart(rng)
     things: list[Thing | None] = [None] * CELLS**2
     few = rng.sample(tuple(COLOURS), 2 if rng.random() < 0.5 else 3)
-    for i in rng.sample(range(CELLS**2), rng.randint(3, 9)):
+    for i in rng.sample(range(CELLS**2), rng.randint(3, 8)):
         things[i] = (rng.choice(few), rng.choice(FORMS))
     part = rng.randrange(2)
     names = (tuple(COLOURS), FORMS)[part]
     cells = ["none" if thing is None else thing[part] for thing in things]
-    read = " / ".join(" ".join(cells[i : i + CELLS]) for i in range(0, CELLS**2, CELLS))
     if kind == "read":
         asked = f"Which {('colours', 'forms')[part]} are there, row by row?"
-        return _problem(kind, asked, read, str(len(cells) - cells.count("none")), things)
+        return _problem(kind, asked, _read(cells), str(len(cells) - cells.count("none")), things)
     one, other = rng.sample(names, 2)
     words = [f"{name} shapes" if part == 0 else f"{name}s" for name in (one, other)]
     a, b = cells.count(one), cells.count(other)
-    runs = [f"{w}: {_running(cells, name)}" for w, name in zip(words, (one, other), strict=True)]
     if kind == "count":
-        return _problem(kind, f"How many {words[0]} are there?", runs[0], str(a), things)
-    said = "\n".join(runs)
+        return _problem(kind, f"How many {words[0]} are there?", _found(cells, one), str(a), things)
+    said = f"{_found(cells, one)}\n{_found(cells, other)}"
     if kind == "add":
         asked = f"How many {words[0]} and {words[1]} are there together?"
         return _problem(kind, asked, f"{said}\n{a} + {b} = {a + b}.", str(a + b), things)
@@ -104,14 +100,14 @@ def make(rng: random.Random) -> Problem:
     return _problem(kind, asked, said, "equal" if a == b else one if a > b else other, things)
 
 
-def _running(cells: list[str], name: str) -> str:
-    """How many there were up to each cell. Its length says nothing of what it counts.
+def _read(cells: list[str]) -> str:
+    """Row by row."""
+    return " / ".join(" ".join(cells[i : i + CELLS]) for i in range(0, CELLS**2, CELLS))
 
-    >>> _running(["red", "none", "red", "red"] + 12 * ["none"], "red")
-    '1123 3333 3333 3333'
-    """
-    digits = "".join(str(cells[: i + 1].count(name)) for i in range(len(cells)))
-    return " ".join(digits[i : i + CELLS] for i in range(0, len(digits), CELLS))
+
+def _found(cells: list[str], name: str) -> str:
+    """Where one is, and how many: what is counted is written down first, at a known length."""
+    return f"{_read([name if cell == name else 'none' for cell in cells])}: {cells.count(name)}"
 
 
 def _chart(rng: random.Random) -> Problem:
@@ -143,4 +139,4 @@ def score(problem: Problem, text: str) -> bool:
     return bool(mark) and after.strip() == problem.check["result"]
 
 
-TASK = Generated("shapes", 6, score, make=make)
+TASK = Generated("shapes", 7, score, make=make)
