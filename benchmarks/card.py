@@ -109,11 +109,11 @@ class Measured:
 def measure(llm: LLM, name: str, count: int, measured: Measured) -> None:
     task = generated(name)
     whole = task.held_out(count)
-    few = whole[: max(1, count // 10)]
+    few = whole[: max(1, count // 4)]
     for rule in (*RULES, LEFT_TO_RIGHT):
         key = f"{name}/{task.version}/{rule}"
         # Left to right reads the whole canvas for every token.
-        problems = whole[: max(1, count // 4)] if rule == LEFT_TO_RIGHT else whole
+        problems = few if rule == LEFT_TO_RIGHT else whole
         if measured.get(key, len(problems)):
             continue
         # A block of one token is decoded left to right.

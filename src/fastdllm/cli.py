@@ -186,7 +186,7 @@ def _answer(
             text = run.stable_text()
             print(text[len(sent) :], end="", flush=True)
             sent = text
-        print()
+        print(flush=True)  # before the figures, which go to stderr
     return run.completion()
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,12 @@ from fastdllm.errors import InputError
 
 Rows = Sequence[Mapping[str, Any]]
 MARKERS = {"none": "o", "prefix": "s", "dual": "^"}
-COLOURS = {"full": "#666666", "threshold": "#d95f02", "factor": "#7570b3", "frechet": "#1b9e77"}
+COLOURS = {"full": "#666666", "threshold": "#d95f02", "factor": "#7570b3", "frechet": "#1b9e77",
+           "local": "#000000"}  # fmt: skip
+MANY = (
+    "#e7298a", "#a6761d", "#1f78b4", "#e6ab02", "#66a61e", "#17becf", "#8c564b", "#b2182b",
+    "#bcbd22", "#6a3d9a", "#fb9a99", "#2ca02c", "#9467bd",
+)  # fmt: skip
 
 
 def _rule(row: Mapping[str, Any]) -> str:
@@ -28,7 +33,9 @@ def _accuracy(axis: Any, mine: Rows, x: Sequence[float], **style: Any) -> None:
     y = [r["accuracy"] for r in mine]
     low = [r["accuracy"] - r["low"] for r in mine]
     high = [r["high"] - r["accuracy"] for r in mine]
-    axis.errorbar(x, y, yerr=(low, high), markersize=4, elinewidth=0.6, capsize=2, **style)
+    _, _, bars = axis.errorbar(x, y, yerr=(low, high), markersize=4, elinewidth=0.8, **style)
+    for bar in bars:
+        bar.set_alpha(0.35)  # there, but not what one looks at
 
 
 def frontier(axes: Any, rows: Rows, more: Mapping[str, Any]) -> None:
@@ -51,16 +58,18 @@ def rules(axes: Any, rows: Rows, more: Mapping[str, Any]) -> None:
     names = [rule for rule in dict.fromkeys(map(_rule, rows)) if rule != "full"]
     for axis, task in zip(axes, tasks, strict=False):
         here = [r for r in rows if r["task"] == task]
-        for i, rule in enumerate(names):
+        for rule, colour, marker in zip(names, cycle(MANY), cycle("ovs^D<P>Xph*d"), strict=False):
             mine = sorted((r for r in here if _rule(r) == rule), key=lambda r: float(r["nfe"]))
-            colour = COLOURS.get(rule, f"C{i}")
-            style = "-" if i < 7 else "--"
-            _accuracy(axis, mine, [r["nfe"] for r in mine], marker="o", label=rule, color=colour,
-                      linestyle=style)  # fmt: skip
+            ours = rule.rstrip("*") in ("frechet", "local", "stable")
+            _accuracy(axis, mine, [r["nfe"] for r in mine], label=rule, marker=marker,
+                      color=COLOURS.get(rule, colour), linewidth=2.2 if ours else 0.8)  # fmt: skip
         for row in (r for r in here if _rule(r) == "full"):
             axis.axhline(row["accuracy"], color=COLOURS["full"], linestyle=":", label="full")
         axis.set(xlabel="forward passes a problem", ylabel="accuracy, %", title=task)
-    axes[0].legend(frameon=False, fontsize=7, ncols=2)
+        axis.set_xscale("log")
+        axis.set_xticks(ticks := [6, 8, 10, 15, 20, 30, 50], [str(tick) for tick in ticks])
+        axis.minorticks_off()
+    axes[1].legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def blocks(axes: Any, rows: Rows, more: Mapping[str, Any]) -> None:
