@@ -69,7 +69,8 @@ def rules(axes: Any, rows: Rows, more: Mapping[str, Any]) -> None:
         axis.set_xscale("log")
         axis.set_xticks(ticks := [6, 8, 10, 15, 20, 30, 50], [str(tick) for tick in ticks])
         axis.minorticks_off()
-    axes[1].legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    known = axes[0].get_legend_handles_labels()
+    axes[1].legend(*known, frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def blocks(axes: Any, rows: Rows, more: Mapping[str, Any]) -> None:
