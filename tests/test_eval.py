@@ -24,7 +24,7 @@ from fastdllm.bench.sweep import area, frontier, grid
 from fastdllm.eval.report import as_json, measure, table
 from fastdllm.eval.run import LINE, Sheet, about, ask, claim, describe, read_lines, run, solve
 from fastdllm.eval.summary import Summary, mcnemar, wilson
-from fastdllm.eval.task import Problem, Task, generated
+from fastdllm.eval.task import GENERATED, Problem, Task, generated
 from fastdllm.models.loading import EMBEDDED
 
 SHORT = Generation(16, 8, "topk:4", "none", early_stop=False)
@@ -379,7 +379,7 @@ def test_the_papers_figures_are_as_printed() -> None:
 def test_an_experiment_is_measured_written_and_drawn(llm: LLM, tmp_path: Path, name: str) -> None:
     rows = [
         replace(cell, task="word-problems", max_tokens=16, block_size=min(cell.block_size, 16))
-        for cell in reproduce.cells(name, embedded=True, sees=name == "table-v")
+        for cell in reproduce.cells(name, GENERATED, sees=name == "table-v")
         if cell.task in ("word-problems", "shapes")
     ][:4]
     sheets = reproduce.run(llm, rows, None, 2, 2, tmp_path)
@@ -435,7 +435,7 @@ def test_a_grid_keeps_what_follows_the_values() -> None:
 
 def test_a_report_holds_everything_and_loads_nothing(llm: LLM, tmp_path: Path) -> None:
     for name in ("fig-steps", "divergence"):
-        rows = [replace(c, max_tokens=16, block_size=8) for c in reproduce.cells(name, True)]
+        rows = [replace(c, max_tokens=16, block_size=8) for c in reproduce.cells(name, GENERATED)]
         sheets = reproduce.run(llm, rows, None, 3, 3, tmp_path)
         found, more = reproduce.figures(rows, sheets), reproduce.extra(name, rows, sheets)
         if name == "divergence":  # a random model is never right, and never hostile
@@ -464,7 +464,8 @@ def test_a_report_of_nothing(tmp_path: Path) -> None:
 
 
 def test_passes_and_their_commits_add_up(llm: LLM, tmp_path: Path) -> None:
-    rows = [replace(c, max_tokens=16, block_size=8) for c in reproduce.cells("fig-steps", True)]
+    cells = reproduce.cells("fig-steps", GENERATED)
+    rows = [replace(c, max_tokens=16, block_size=8) for c in cells]
     sheets = reproduce.run(llm, rows, None, 3, 3, tmp_path)
     for (rule, told), sheet in zip(
         reproduce.steps(rows, sheets)["steps"].items(), sheets, strict=True
@@ -482,9 +483,9 @@ def test_unknown_experiments() -> None:
     with pytest.raises(InputError, match="did you mean 'table1'"):
         reproduce.names("table11", "")
     with pytest.raises(InputError, match="asks about pictures, which this model cannot see"):
-        reproduce.cells("table-v", embedded=True)
+        reproduce.cells("table-v", GENERATED)
     with pytest.raises(InputError, match="asks in text alone"):
-        reproduce.cells("table1", embedded=True, sees=True)
+        reproduce.cells("table1", GENERATED, sees=True)
 
 
 def test_each_experiment_has_its_model() -> None:
@@ -512,11 +513,15 @@ def test_equal_accuracy_takes_the_cheapest_that_is_not_worse(tmp_path: Path) -> 
 
 
 def test_on_a_checkpoint_the_cells_are_the_papers() -> None:
-    rows = reproduce.cells("table1", embedded=False)
+    rows = reproduce.cells("table1")
     assert [(c.task, c.shots, c.max_tokens) for c in rows[:3]] == [("gsm8k", 5, 256)] * 3
     assert len(rows) == 24
-    own = reproduce.cells("table1", embedded=True)
+    own = reproduce.cells("table1", GENERATED)
     assert {c.task for c in own} == {"word-problems", "algebra", "functions", "lists"}
+    assert {c.max_tokens for c in own} == {256}, "it was trained on no longer canvas"
+    assert len(own) == len(set(own)) == 12
+    dream = reproduce.cells("table-dream", reproduce.taught("tiny-dream"))
+    assert {c.task for c in dream} == {"word-problems", "functions"}, "what it was taught"
 
 
 def test_areas_and_files_of_a_sweep_by_hand(tmp_path: Path) -> None:

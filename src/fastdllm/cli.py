@@ -696,7 +696,7 @@ def reproduce(
     ] = None,
     images: Images = None,
     limit: Annotated[
-        int | None, typer.Option(help="Problems a row; 60 of an embedded model's, else all.")
+        int | None, typer.Option(help="Problems a row; 100 of an embedded model's, else all.")
     ] = None,
     allow_code_execution: AllowCode = False,
     batch_size: BatchSize = 32,
@@ -727,7 +727,7 @@ def reproduce(
     names = paper.names(name, model)
     models = {one: _load(one, dtype, device) for one in dict.fromkeys(names.values())}
     todo = {
-        one: paper.cells(one, who in EMBEDDED, models[who].eyes is not None, calibration)
+        one: paper.cells(one, paper.taught(who), models[who].eyes is not None, calibration)
         for one, who in names.items()
     }
     for task in {cell.task for rows in todo.values() for cell in rows}:
@@ -736,7 +736,7 @@ def reproduce(
         paper.check_output(one, models[who].name, output)
     for one, rows in todo.items():
         llm = models[names[one]]
-        count = 60 if names[one] in EMBEDDED and limit is None else limit
+        count = 100 if names[one] in EMBEDDED and limit is None else limit
         sheets = paper.run(llm, rows, data, count, batch_size, output, images)
         if Team.here().rank:
             continue

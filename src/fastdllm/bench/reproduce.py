@@ -11,7 +11,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -32,7 +32,7 @@ from fastdllm.eval.summary import Summary, mcnemar
 from fastdllm.eval.task import GENERATED, get, with_pictures
 from fastdllm.generation import Generation
 from fastdllm.llm import LLM
-from fastdllm.models.loading import EMBEDDED
+from fastdllm.models.loading import EMBEDDED, ZOO
 
 RULES = {"threshold": "threshold:0.9", "factor": "factor:0.75", "frechet": "frechet:0.25"}
 # What stands in for a benchmark on the embedded models.
@@ -180,34 +180,48 @@ def names(name: str, model: str) -> dict[str, str]:
 
 
 def cells(
-    name: str, embedded: bool, sees: bool = False, calibration: Path | None = None
+    name: str, own: Collection[str] = (), sees: bool = False, calibration: Path | None = None
 ) -> list[Cell]:
-    """The rows of an experiment; on an embedded model with its own tasks instead.
+    """The rows of an experiment; on an embedded model its own tasks instead, those it was taught.
 
     With a calibration, `fig-rules` has the rules that want one too.
 
-    >>> [cell.select for cell in cells("table-v", embedded=True, sees=True)]
+    >>> [cell.select for cell in cells("table-v", own=["shapes"], sees=True)]
     ['full', 'topk:2', 'factor:1.0', 'frechet:0.25']
     """
     found = _all_rules(calibration) if name == "fig-rules" else EXPERIMENTS[name](sees)
     pictures = any(cell.task in PICTURES for cell in found)
-    if pictures > sees or (embedded and sees > pictures):
+    if pictures > sees or (own and sees > pictures):
         raise InputError(
             f"{name} asks {'about pictures' if pictures else 'in text alone'}, which this model "
             f"{'cannot see' if pictures else 'was not trained on'}; try --model "
             f"{'path/to/LLaDA-V' if pictures else 'tiny-llada'}"
         )
     # 5 and 8 shots are the same without any.
-    return list(dict.fromkeys(map(_own, found))) if embedded else found
+    return [cell for cell in dict.fromkeys(map(_own, found)) if cell.task in own] if own else found
+
+
+def taught(model: str) -> tuple[str, ...]:
+    """The tasks an embedded model was trained on; none of another's are known.
+
+    >>> taught("tiny-dream")
+    ('word-problems', 'functions')
+    """
+    if model not in EMBEDDED:
+        return ()
+    return tuple(json.loads((ZOO / model / "training.json").read_text())["recipe"]["tasks"])
 
 
 def _own(cell: Cell) -> Cell:
-    """A cell on an embedded model: the benchmark's little sibling, on a canvas that holds it."""
-    tokens, block = cell.max_tokens, cell.block_size
-    if tokens < 256:  # the canvas of a question about a picture
+    """A cell on an embedded model: the benchmark's little sibling, on the canvas of its training.
+
+    The paper's longer canvases are beyond that, and become the same row.
+    """
+    tokens, block = 256, cell.block_size
+    if cell.max_tokens < 256:  # the canvas of a question about a picture
         tokens, block = 64, 32
     return replace(
-        cell, task=SIBLINGS[cell.task], shots=None, max_tokens=min(tokens, 896), block_size=block,
+        cell, task=SIBLINGS[cell.task], shots=None, max_tokens=tokens, block_size=block,
         early_stop=True,
     )  # fmt: skip
 
