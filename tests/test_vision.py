@@ -23,7 +23,7 @@ from fastdllm.denoise import CachedReader, Picture, Row, denoise
 from fastdllm.eval.task import generated
 from fastdllm.models.loading import load_model
 from fastdllm.models.transformer import Transformer
-from fastdllm.selection import Factor, Frechet, Full, Selector, TopK
+from fastdllm.selection import Factor, Frechet, Full, Selector, Threshold, TopK
 from fastdllm.training import objective, recipe
 from fastdllm.training.data import stack
 from fastdllm.training.train import start
@@ -97,7 +97,7 @@ def test_another_grid() -> None:
 @pytest.mark.slow
 def test_real_pixels() -> None:
     for row in json.loads((GOLDEN / "real_geometry.json").read_text())["rows"]:
-        if "noise_seed" in row:
+        if row.get("pixels_sha256"):  # the largest were not recorded
             w, h = row["size_wh"]
             noise = numpy.random.RandomState(row["noise_seed"]).randint(0, 256, (h, w, 3), "uint8")
             pixels = cut(Image.fromarray(noise), REAL, 384)
@@ -136,7 +136,9 @@ def test_logits(model: Transformer) -> None:
 def rule(case: dict) -> Selector:
     if "frechet_margin" in case:
         return Frechet(case["frechet_margin"])
-    if "factor" in case or "threshold" in case:  # the same thing there
+    if case["method"] == "nohook_threshold":
+        return Threshold(case["threshold"])
+    if "factor" in case or "threshold" in case:  # the same thing in the hook
         return Factor(case.get("factor") or case["threshold"])
     return TopK(case["gen_length"] // case["steps"]) if "half" in case["method"] else Full()
 
