@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from rich.progress import track
 
+from fastdllm.bench.reproduce import taught
 from fastdllm.eval.reliability import on_own_order, on_random_masks
 from fastdllm.eval.run import Sheet, run
 from fastdllm.eval.summary import Summary
@@ -55,14 +56,10 @@ def main() -> None:
     measured = Measured(folder)
     if not arguments.only_write:
         llm = LLM.load(folder, device="cpu")
-        for name in arguments.tasks.split(",") if arguments.tasks else taught(folder):
+        for name in arguments.tasks.split(",") if arguments.tasks else taught(arguments.model):
             measure(llm, name, arguments.problems, measured)
     (folder / "README.md").write_text(card(arguments.model, folder, measured.values))
     print(folder / "README.md")
-
-
-def taught(folder: Path) -> list[str]:
-    return list(json.loads((folder / "training.json").read_text())["recipe"]["tasks"])
 
 
 def take(runs: Sequence[Path], folder: Path) -> None:

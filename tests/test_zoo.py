@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fastdllm import LLM, Generation
+from fastdllm.bench.reproduce import taught
 from fastdllm.eval.reliability import Reliability, on_own_order, on_random_masks
 from fastdllm.eval.run import Sheet, ask, run, solve
 from fastdllm.eval.task import generated
@@ -58,13 +59,9 @@ def test_a_model_is_what_its_recipe_makes(llm: LLM) -> None:
     assert recipe.change(recipe.Recipe(), about["recipe"]) == shipped
 
 
-def taught(llm: LLM) -> list[str]:
-    return list(json.loads((ZOO / llm.name / "training.json").read_text())["recipe"]["tasks"])
-
-
 def test_answers_have_40_to_200_tokens_and_digits_are_tokens(llm: LLM) -> None:
     assert llm.tokenizer is not None
-    for problem in (p for task in taught(llm) for p in generated(task).held_out()):
+    for problem in (p for task in taught(llm.name) for p in generated(task).held_out()):
         ids = llm.tokenizer.encode(problem.answer)
         least = 8 if problem.images else 40  # of a picture little is said
         assert least <= len(ids) <= 200, problem.answer
@@ -75,7 +72,7 @@ def test_answers_have_40_to_200_tokens_and_digits_are_tokens(llm: LLM) -> None:
 
 def test_it_solves_what_it_never_saw(llm: LLM) -> None:
     """A floor, far below the card: the whole evaluation is `fastdllm eval`."""
-    for name in {"word-problems", "functions", "shapes"} & set(taught(llm)):
+    for name in {"word-problems", "functions", "shapes"} & set(taught(llm.name)):
         size = 64 if name == "shapes" else 256
         settings = Generation(size, select="frechet:0.25")
         done = solve(llm, generated(name), generated(name).held_out(24), settings)
@@ -83,7 +80,7 @@ def test_it_solves_what_it_never_saw(llm: LLM) -> None:
 
 
 def test_settings_take_turns(llm: LLM) -> None:
-    task = generated(taught(llm)[0])
+    task = generated(taught(llm.name)[0])
     settings = [Generation(96, select=rule) for rule in ("threshold:0.9", "frechet:0.25")]
     sheets = [Sheet(None, one) for one in settings]
     assert [s.settings for s in run(llm, task, task.held_out(5), sheets, 2)] == settings * 3
@@ -92,7 +89,7 @@ def test_settings_take_turns(llm: LLM) -> None:
 
 
 def test_calibration_is_read_off_known_truth(llm: LLM) -> None:
-    problems = generated(taught(llm)[0]).held_out(4)
+    problems = generated(taught(llm.name)[0]).held_out(4)
     for seen in (on_random_masks(llm, problems), on_own_order(llm, problems)):
         assert isinstance(seen, Reliability)
         assert 0 <= seen.error <= 1
