@@ -97,13 +97,13 @@ def test_another_grid() -> None:
 @pytest.mark.slow
 def test_real_pixels() -> None:
     for row in json.loads((GOLDEN / "real_geometry.json").read_text())["rows"]:
-        if row.get("pixels_sha256"):  # the largest were not recorded
+        if "noise_seed" in row:
             w, h = row["size_wh"]
             noise = numpy.random.RandomState(row["noise_seed"]).randint(0, 256, (h, w, 3), "uint8")
             pixels = cut(Image.fromarray(noise), REAL, 384)
             assert len(pixels) == row["tiles"]
             found = hashlib.sha256(pixels.contiguous().numpy().tobytes()).hexdigest()
-            assert found == row["pixels_sha256"]
+            assert row["pixels_sha256"] in (found, None)  # of some only the tiles were recorded
 
 
 # --- Reading -----------------------------------------------------------------------------------
