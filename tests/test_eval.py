@@ -73,6 +73,11 @@ def test_what_has_a_line_is_not_asked_again(llm: LLM, tmp_path: Path) -> None:
     assert len(again.path.read_text().splitlines()) == 7
 
 
+def test_the_settings_take_turns_problem_by_problem(llm: LLM) -> None:
+    sheets = [Sheet(None, SHORT), Sheet(None, replace(SHORT, cache="dual"))]
+    assert list(run(llm, TASK, PROBLEMS, sheets, 1)) == sheets * len(PROBLEMS)
+
+
 @given(st.integers(0, 400))
 def test_a_file_cut_anywhere_loses_at_most_the_cut_line(tmp_path_factory, cut: int) -> None:
     path = tmp_path_factory.mktemp("cut") / "a.jsonl"
@@ -518,10 +523,10 @@ def test_on_a_checkpoint_the_cells_are_the_papers() -> None:
     assert len(rows) == 24
     own = reproduce.cells("table1", GENERATED)
     assert {c.task for c in own} == {"word-problems", "algebra", "functions", "lists"}
-    assert {c.max_tokens for c in own} == {256}, "it was trained on no longer canvas"
-    assert len(own) == len(set(own)) == 12
-    dream = reproduce.cells("table-dream", reproduce.taught("tiny-dream"))
-    assert {c.task for c in dream} == {"word-problems", "functions"}, "what it was taught"
+    assert len(own) == len(set(own)) == 24, "each row of the paper has one"
+    assert {c.max_tokens for c in own} == {256, 512}
+    lists = reproduce.cells("table1", ["lists"])
+    assert {c.task for c in lists} == {"lists"}, "only what a model was taught"
 
 
 def test_areas_and_files_of_a_sweep_by_hand(tmp_path: Path) -> None:

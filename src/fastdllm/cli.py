@@ -355,6 +355,14 @@ AllowCode = Annotated[
     bool, typer.Option("--allow-code-execution", help="Run code the model wrote, in a sandbox.")
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Problems decoded together.")]
+Timed = Annotated[
+    int,
+    typer.Option(
+        "--batch-size", min=1,
+        help="Problems decoded together. With 1, as the paper times, the rules take turns problem "
+        "by problem; with more, batch by batch.",
+    ),
+]  # fmt: skip
 Kind = Annotated[str, typer.Option(help="Only problems of these kinds (lists: copy,sort).")]
 Output = Annotated[
     Path | None, typer.Option(help="A folder for every answer; the same command resumes it.")
@@ -373,7 +381,7 @@ def evaluate(
     images: Images = None,
     shots: Shots = None,
     allow_code_execution: AllowCode = False,
-    batch_size: BatchSize = 32,
+    batch_size: Timed = 1,
     max_tokens: MaxTokens = 256,
     block_size: BlockSize = 32,
     think: Think = None,
@@ -634,7 +642,7 @@ def sweep(
     images: Images = None,
     shots: Shots = None,
     allow_code_execution: AllowCode = False,
-    batch_size: BatchSize = 32,
+    batch_size: Timed = 1,
     max_tokens: MaxTokens = 256,
     block_size: BlockSize = 32,
     think: Think = None,
@@ -699,7 +707,7 @@ def reproduce(
         int | None, typer.Option(help="Problems a row; 100 of an embedded model's, else all.")
     ] = None,
     allow_code_execution: AllowCode = False,
-    batch_size: BatchSize = 32,
+    batch_size: Timed = 1,
     output: Annotated[Path, typer.Option(help="Where answers and tables go; it resumes.")] = Path(
         "reproduction"
     ),

@@ -213,16 +213,12 @@ def taught(model: str) -> tuple[str, ...]:
 
 
 def _own(cell: Cell) -> Cell:
-    """A cell on an embedded model: the benchmark's little sibling, on the canvas of its training.
-
-    The paper's longer canvases are beyond that, and become the same row.
-    """
-    tokens, block = 256, cell.block_size
-    if cell.max_tokens < 256:  # the canvas of a question about a picture
-        tokens, block = 64, 32
+    """A cell on an embedded model: the benchmark's little sibling, until its end of text."""
+    small = cell.max_tokens < 256  # the canvas of a question about a picture
     return replace(
-        cell, task=SIBLINGS[cell.task], shots=None, max_tokens=tokens, block_size=block,
-        early_stop=True,
+        cell, task=SIBLINGS[cell.task], shots=None, early_stop=True,
+        max_tokens=64 if small else cell.max_tokens,
+        block_size=32 if small else cell.block_size,
     )  # fmt: skip
 
 

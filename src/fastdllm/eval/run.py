@@ -239,8 +239,9 @@ def run(
 ) -> Iterator[Sheet]:
     """Ask what no sheet has yet; yields a sheet whenever a batch was added to it.
 
-    The settings take turns, batch by batch, so that a noisy machine cannot favour one. A short
-    batch is run before the first, so that nobody pays for warming up.
+    The settings take turns, batch by batch (with a batch of one, problem by problem), so that a
+    noisy machine cannot favour one. A short one is run before the first, so that nobody pays for
+    warming up.
     """
     team = Team.here()
     mine = list(problems)[team.rank :: team.size]
