@@ -346,6 +346,17 @@ def test_it_goes_on_from_a_checkpoint_of_another_tokenizer(tmp_path: Path) -> No
     assert 0 < moved < 0.1
 
 
+def test_a_model_that_goes_on_keeps_its_context_unless_told(tmp_path: Path) -> None:
+    first = train(tmp_path / "a", recipe.change(SMALL, {"steps": 2}))
+    for asked, wanted in ((0, 512), (2048, 2048)):
+        changed = recipe.change(SMALL, {"init": str(first), "context": asked})
+        trainer = start(changed, tmp_path / str(asked), device=CPU)
+        trainer.save()
+        assert load_model(tmp_path / str(asked), device="cpu").config.context == wanted
+    with pytest.raises(InputError, match="context is -1; wanted a whole number, 0 for"):
+        recipe.change(SMALL, {"context": -1})
+
+
 def command(output: Path, *more: str) -> list[str]:
     values = {
         "layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "mlp": 16, "vocab": 400, "batch": 16,

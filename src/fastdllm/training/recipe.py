@@ -49,7 +49,8 @@ class Recipe:
     vocab: int = 1024
     tied: bool = True
     """The head is the embedding: a small model learns sooner to say what it reads."""
-    context: int = 1024
+    context: int = 0
+    """Tokens it may hold, prompt and canvas; 0 for 1,024, or what the model it goes on from may."""
     eyes: Mapping[str, int] = field(default_factory=dict)
     """Of a model that sees: side and patch of a tile, canvases of `grid` tiles a side, and the
     tower's width, layers, heads and mlp."""
@@ -192,8 +193,8 @@ def _weighted(task: str) -> tuple[str, float]:
 EYES = ("side", "patch", "grid", "width", "layers", "heads", "mlp")
 CHOICES = {"mode": ("supervised", "pretrain"), "optimizer": ("adamw", "muon")}
 POSITIVE = (
-    "layers", "width", "heads", "kv_heads", "mlp", "vocab", "context", "canvas", "block_size",
-    "steps", "batch",
+    "layers", "width", "heads", "kv_heads", "mlp", "vocab", "canvas", "block_size", "steps",
+    "batch",
 )  # fmt: skip
 
 
@@ -209,6 +210,8 @@ def _check(recipe: Recipe) -> None:
     for key in ("lr", "matrix_lr", "clip"):
         if getattr(recipe, key) <= 0:
             raise InputError(f"{key} is {getattr(recipe, key)!r}; wanted a number above 0")
+    if recipe.context < 0:
+        raise InputError(f"context is {recipe.context!r}; wanted a whole number, 0 for the model's")
     for key in ("warmup", "decay", "ema", "tails"):
         if not 0 <= getattr(recipe, key) <= 1:
             raise InputError(f"{key} is {getattr(recipe, key)!r}; wanted a number in [0, 1]")

@@ -78,7 +78,7 @@ def new_config(recipe: Recipe, tokenizer: Tokenizer) -> ModelConfig:
     switches: dict[str, Any] = {"qkv_bias": False, **FAMILIES[r.family].switches}
     return ModelConfig(
         family=r.family, layers=r.layers, width=r.width, heads=r.heads, kv_heads=r.kv_heads,
-        head_dim=r.width // r.heads, mlp=r.mlp, vocab=len(tokenizer), context=r.context,
+        head_dim=r.width // r.heads, mlp=r.mlp, vocab=len(tokenizer), context=r.context or 1024,
         eps=1e-5 if r.family == "llada" else 1e-6, theta=10_000.0, stored_dtype="float32",
         tied=r.tied, mask_id=tokenizer.mask_id, end_ids=tokenizer.end_ids[:1],
         eyes=_new_eyes(r.eyes) if r.eyes else None, **switches,
@@ -204,7 +204,8 @@ class Trainer:
             raise CheckpointError(
                 f"{self.recipe.init}: neither config.json nor the tokenizer names {missing}"
             )
-        model.config = replace(model.config, mask_id=mask, end_ids=ends)
+        context = self.recipe.context or config.context
+        model.config = replace(model.config, mask_id=mask, end_ids=ends, context=context)
         return model.requires_grad_(True)
 
     def _resume(self) -> None:
