@@ -204,8 +204,8 @@ def cells(
 def taught(model: str) -> tuple[str, ...]:
     """The tasks an embedded model was trained on; none of another's are known.
 
-    >>> taught("tiny-dream")
-    ('word-problems', 'functions')
+    >>> taught("tiny-llada-v")
+    ('shapes',)
     """
     if model not in EMBEDDED:
         return ()
