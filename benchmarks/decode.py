@@ -11,13 +11,13 @@ import time
 
 import straightforward
 import torch
-from predict import machine
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from fastdllm import LLM, Generation
 from fastdllm.bench.memory import peak_bytes
+from fastdllm.eval.run import machine
 from fastdllm.models.families import read_config
 from fastdllm.models.transformer import Transformer
 

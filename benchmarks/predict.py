@@ -7,7 +7,6 @@ faulted in anew in every call. Memory is what torch's profiler saw allocated bey
 """
 
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 from fastdllm.bench.memory import peak_bytes
+from fastdllm.eval.run import machine
 from fastdllm.predict import predict
 
 SHAPES = [(1, 32, 126_464), (8, 32, 126_464), (1, 384, 126_464)]
@@ -90,10 +90,6 @@ def run() -> dict[str, object]:
         table.add_row(*(str(value) for value in row.values()))
     Console(width=110).print(table)
     return {"benchmark": "predict", "machine": machine(), "rows": rows}
-
-
-def machine() -> str:
-    return f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
 if __name__ == "__main__":

@@ -68,6 +68,14 @@ def test_prompts_carry_their_examples() -> None:
     assert get("gsm8k").problems(DATA / "gsm8k", 0)[0].prompt.count("Question:") == 1
 
 
+@real
+def test_problems_have_the_names_people_know() -> None:
+    found = {name: get(name).problems(DATA / place) for name, place in FOLDERS.items()}
+    firsts = {problems[0].id for problems in found.values()}
+    assert firsts == {"gsm8k/0", "math/0", "HumanEval/0", "mbpp/11"}
+    assert all(len({p.id for p in problems}) == len(problems) for problems in found.values())
+
+
 GSM = Problem("", "", {"result": "1250"})
 
 

@@ -40,7 +40,7 @@ def llm(folder: Path) -> LLM:
     return LLM.load(folder, device="cpu")
 
 
-PROBLEMS = [Problem(f"Say {i}.", str(i)) for i in range(7)]
+PROBLEMS = [Problem(f"Say {i}.", str(i), id=f"echo/{i}") for i in range(7)]
 TASK = Task("echo", 3, lambda problem, text: len(text) % 2 == 0, chat=False)
 
 
@@ -49,13 +49,25 @@ def test_a_line_says_everything_and_the_sheet_is_its_file(llm: LLM, tmp_path: Pa
     assert [s is sheet for s in run(llm, TASK, PROBLEMS, [sheet], 3)] == [True] * 3
     assert sheet.path is not None
     lines = [json.loads(line) for line in sheet.path.read_text().splitlines()]
-    assert [x["id"] for x in lines] == [p.fingerprint for p in PROBLEMS]
+    assert [x["id"] for x in lines] == [f"echo/{i}" for i in range(7)]
+    assert [x["prompt"] for x in lines] == [p.fingerprint for p in PROBLEMS]
     done = llm.generate(PROBLEMS[2].prompt, SHORT)
     assert lines[2]["text"] == done.text
     assert (lines[2]["nfe"], lines[2]["tokens"]) == (done.usage.nfe, done.usage.tokens)
     assert lines[2]["settings"] == describe(SHORT)
     assert lines[2]["versions"]["task"] == 3
     assert Sheet(tmp_path, SHORT).lines == sheet.lines
+
+
+def test_a_table_has_a_gap_only_between_rules_with_several_caches(llm: LLM) -> None:
+    for caches, gaps in ((["none"], 0), (["none", "dual"], 1)):
+        settings = [
+            replace(SHORT, select=rule, cache=cache)
+            for rule in ("topk:4", "topk:8")
+            for cache in caches
+        ]
+        grid = table("", [Sheet(None, one) for one in settings])
+        assert sum(row.end_section for row in grid.rows) == gaps
 
 
 def test_what_has_a_line_is_not_asked_again(llm: LLM, tmp_path: Path) -> None:
@@ -202,7 +214,7 @@ def test_the_command_resumes_after_kill(folder: Path, tmp_path: Path) -> None:
     files = list((tmp_path / "out").glob("*.jsonl"))
     assert len(files) == 2
     for file in files:
-        ids = [json.loads(line)["id"] for line in file.read_text().splitlines()]
+        ids = [json.loads(line)["prompt"] for line in file.read_text().splitlines()]
         assert sorted(ids) == sorted(p.fingerprint for p in generated("lists").held_out(24))
     last = json.loads(done.stdout.splitlines()[-1])
     assert [r["count"] for r in last["results"]] == [24, 24]
@@ -229,7 +241,7 @@ def test_a_full_disk_loses_nothing(folder: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert lines[: len(kept)] == kept
-    assert sorted(line["id"] for line in lines) == sorted(
+    assert sorted(line["prompt"] for line in lines) == sorted(
         p.fingerprint for p in generated("lists").held_out(32)
     )
 

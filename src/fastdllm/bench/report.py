@@ -140,7 +140,7 @@ def _sheets(run: Path) -> list[tuple[dict[str, Any], Lines]]:
             if not isinstance(settings := line.get("settings"), dict) or "select" not in settings:
                 raise InputError(f"{path} holds lines that are not ours; move it away")
             key = json.dumps(settings, sort_keys=True)
-            found.setdefault(key, (settings, {}))[1][line["id"]] = line
+            found.setdefault(key, (settings, {}))[1][line["prompt"]] = line
     order = ("full", "threshold")
 
     def place(one: tuple[dict[str, Any], Lines]) -> tuple[Any, ...]:

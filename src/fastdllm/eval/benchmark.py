@@ -4,7 +4,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class Benchmark(Task):
             raise InputError(f"{self.name}: a row is not as it should be: {error}") from None
         if not found:
             raise InputError(f"{self.name}: none of the rows is one of its test problems")
-        return found
+        return [replace(p, id=p.id or f"{self.name}/{p.key or i}") for i, p in enumerate(found)]
 
     def rows(self, data: Path | None) -> list[Raw]:
         """The benchmark's own rows."""

@@ -17,9 +17,12 @@ def convert(rows: Sequence[Raw], shown: Sequence[Raw]) -> list[Problem]:
     """The prompt as it stands: the model goes on from it."""
     keys = ("prompt", "test", "entry_point")
     return [
-        Problem(row["prompt"], row["canonical_solution"], {key: row[key] for key in keys})
+        Problem(
+            row["prompt"], row["canonical_solution"], {key: row[key] for key in keys},
+            id=str(row.get("task_id", "")),
+        )
         for row in rows
-    ]
+    ]  # fmt: skip
 
 
 def program(problem: Problem, text: str) -> str:

@@ -64,6 +64,7 @@ def convert(rows: Sequence[Raw], shown: Sequence[Raw]) -> list[Problem]:
             f"{front}Problem:\n{row['problem']}\n\nSolution:",
             row["solution"],
             {"result": row["answer"], "kind": str(row.get("subject", ""))},
+            id=str(row.get("unique_id", "")),
         )
         for row in rows
     ]

@@ -35,6 +35,7 @@ def convert(rows: Sequence[Raw], shown: Sequence[Raw]) -> list[Problem]:
             front + ask(row),
             row["code"],
             {"tests": [row.get("test_setup_code") or "", *row["test_list"]]},
+            id=f"mbpp/{row['task_id']}",
         )
         for row in rows
         if row["task_id"] in TESTED

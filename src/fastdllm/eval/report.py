@@ -82,9 +82,10 @@ def table(title: str, sheets: Sequence[Sheet]) -> Table:
     for name in COLUMNS:
         grid.add_column(name, justify="right")
     base, last = Summary.of(sheets[0].lines.values()), sheets[0].settings.rule
+    caches = {sheet.settings.cache for sheet in sheets}
     for sheet in sheets:
-        if sheet.settings.rule != last:
-            grid.add_section()
+        if sheet.settings.rule != last and len(caches) > 1:
+            grid.add_section()  # a rule's rows stand together
         last = sheet.settings.rule
         s = Summary.of(sheet.lines.values())
         low, high = s.interval

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -111,7 +112,7 @@ class Sheet:
         stem = f"{label}-{mark}"
         self.path = folder / (f"{stem}.{rank}.jsonl" if rank else f"{stem}.jsonl")
         for path in sorted(folder.glob(f"{stem}*.jsonl")):
-            self.lines |= {line["id"]: line for line in read_lines(path, mend=path == self.path)}
+            self.lines |= {x["prompt"]: x for x in read_lines(path, mend=path == self.path)}
         if problems is not None:
             wanted = {p.fingerprint for p in problems}
             self.lines = {i: line for i, line in self.lines.items() if i in wanted}
@@ -124,12 +125,13 @@ class Sheet:
                 file.write("".join(json.dumps(line) + "\n" for line in new))
                 file.flush()
                 os.fsync(file.fileno())
-        self.lines |= {line["id"]: line for line in new}
+        self.lines |= {line["prompt"]: line for line in new}
 
     def _line(self, result: Result, version: int) -> Line:
         done = result.completion
         return {
-            "id": result.problem.fingerprint,
+            "id": result.problem.id,
+            "prompt": result.problem.fingerprint,
             "right": result.right,
             "text": done.text,
             "tokens": done.usage.tokens,
@@ -146,7 +148,7 @@ class Sheet:
         }
 
 
-LINE = ("id", "right", "text", "tokens", "nfe", "seconds", "settings")
+LINE = ("id", "prompt", "right", "text", "tokens", "nfe", "seconds", "settings")
 """What every line of ours holds."""
 
 
@@ -225,10 +227,20 @@ def about(
 
 def machine() -> str:
     """Where a figure comes from, in a few words."""
-    place = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    place = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
     count = torch.get_num_threads()
     threads = f"{count} thread{'s' if count > 1 else ''}"
     return f"{place}, {threads}, torch {torch.__version__}"
+
+
+def processor() -> str:
+    """What the CPU calls itself, where the system tells; else its kind."""
+    try:
+        told = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        told = ""
+    found = re.search(r"^model name\s*: *(.+)$", told, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 # --- Running -----------------------------------------------------------------------------------

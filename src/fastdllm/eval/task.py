@@ -35,6 +35,8 @@ class Problem:
     """Pictures it is about: paths, or PIL images."""
     key: str = ""
     """Where one prompt is asked of several pictures: which problem this is."""
+    id: str = ""
+    """What people call it: HumanEval/17, lists/3."""
 
     @property
     def fingerprint(self) -> str:
@@ -150,8 +152,8 @@ def _held_out(task: Generated) -> tuple[Problem, ...]:
     found: dict[str, Problem] = {}
     while len(found) < HELD_OUT:
         problem = task.make(rng)
-        if problem.is_held_out:
-            found.setdefault(problem.fingerprint, problem)
+        if problem.is_held_out and problem.fingerprint not in found:
+            found[problem.fingerprint] = replace(problem, id=f"{task.name}/{len(found)}")
     return tuple(found.values())
 
 
