@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from checkpoints import random_checkpoint, save
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 
 from fastdllm import LLM, CheckpointError, Generation, InputError
 from fastdllm.denoise import CachedReader, Row
+from fastdllm.errors import DivergedError
 from fastdllm.models.loading import load_model
 from fastdllm.models.saving import save_model
 from fastdllm.selection import Full
@@ -169,6 +171,14 @@ def test_pretraining_masks_everything(tokenizer: Tokenizer) -> None:
     assert "assistant" not in tokenizer.decode(ids[0].tolist(), special=True)
 
 
+def test_a_text_longer_than_the_canvas_is_learnt_in_parts(tokenizer: Tokenizer) -> None:
+    data = make_data(tokenizer, pretrain=True, canvas=24)
+    parts = [e for step in range(4) for e in data.at(step)]
+    assert {len(e) for e in parts} == {24}
+    assert data.too_long == 0
+    assert len({e.ids for e in parts}) == len(parts)
+
+
 def test_only_results_of_drills_can_be_masked(tokenizer: Tokenizer) -> None:
     data = make_data(tokenizer)
     for ids, maskable in zip(*stack(data.at(0, 1.0), data.end_id), strict=True):
@@ -235,8 +245,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(InputError, match="holds no line"):
         read_jsonl(tmp_path / "empty")
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(InputError, match="not UTF-8"):
+    (tmp_path / "bytes").write_bytes(b'{"prompt": "a", "answer": "b"}\n\xff\xfe\xff')
+    with pytest.raises(InputError, match="line 2: not UTF-8"):
         read_jsonl(tmp_path / "bytes")
 
 
@@ -283,11 +293,35 @@ def test_phases_follow_each_other() -> None:
         ({"eyes": 3}, "eyes is 3; wanted names with numbers"),
         ({"phases": [{"until": "end", "masks": {"random": 1}}]}, "until is 'end'"),
         ({"phases": [{"until": 1, "masks": {}}]}, "masks are empty"),
+        ({"phases": [{"until": 1, "masks": {"random": 1e39}}]}, "wanted names with weights"),
+        ({"phases": [{"until": 1, "masks": {"random": 1}, "drills": 7}]}, "drills is 7"),
+        ({"phases": [{"until": u, "masks": {"all": 1}} for u in (0.5, 0.4)]}, "shares .* rise"),
+        ({"seed": 2**40}, "at most 31 bits"),
+        ({"weight_decay": -3}, "weight_decay is -3"),
+        ({"tasks": {"lists/": 1}}, "unknown kind ''"),
+        ({"tasks": {"lists/sort,copy": 1}}, "unknown kind 'sort,copy'; did you mean 'sort'"),
+        ({"tasks": {"word-problems/": 1}}, "unknown kind ''; word-problems has none"),
     ],
 )
 def test_bad_recipes(values: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         recipe.change(SMALL, values)
+
+
+def test_what_the_command_line_names_is_all_that_is_learnt(tmp_path: Path) -> None:
+    """Whatever the phases of the recipe say."""
+    data = tmp_path / "d.jsonl"
+    data.write_text('{"prompt": "Say hi.", "answer": "hi"}\n')
+    for tasks, file in ((["lists"], None), ([], data)):
+        r = recipe.choose("tiny-llada-base", init="", tasks=tasks, data=file, values=[])
+        assert not any(phase.tasks for phase in r.phases)
+        assert (dict(r.tasks), r.data) == (dict.fromkeys(tasks, 1.0), str(file or ""))
+    with pytest.raises(InputError, match="--task and --data were both given"):
+        recipe.choose("", init="", tasks=["lists"], data=data, values=[])
+    with pytest.raises(InputError, match="unknown task 'listz'; did you mean 'lists'"):
+        recipe.choose("", init="", tasks=["listz"], data=None, values=[])
+    with pytest.raises(InputError, match="'much' is no weight; try lists=2"):
+        recipe.choose("", init="", tasks=["lists=much"], data=None, values=[])
 
 
 # --- Runs --------------------------------------------------------------------------------------
@@ -444,7 +478,7 @@ def test_before_its_first_save_a_folder_takes_another_recipe(tmp_path: Path) -> 
 
 def test_a_missing_stage_is_named(tmp_path: Path) -> None:
     r = recipe.change(SMALL, {"graft": "runs/no-such-stage"})
-    with pytest.raises(InputError, match="train-tiny TINY=no-such-stage"):
+    with pytest.raises(InputError, match="--recipe no-such-stage --output runs/no-such-stage"):
         start(r, tmp_path / "run", device=CPU)
     assert not (tmp_path / "run").exists()
 
@@ -472,7 +506,9 @@ def test_odd_lines_of_data_and_metrics(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="line 2: not JSON"):
             read_jsonl(path)
     metrics = tmp_path / "metrics.jsonl"
-    metrics.write_bytes(b'{"step": 1}\n5\n\xff\n{"loss": 2}\n{"step": 2}\n{"ste')
+    whole = b'{"step": 1, "loss": 2.5}', b'{"step": 2, "task": "lists", "accuracy": 1, "count": 3}'
+    odd = b'5\n\xff\n{"loss": 2}\n{"step": 2}\n{"step": 2, "task": "lists"}\n[1]\n' + b"9" * 5000
+    metrics.write_bytes(b"\n".join([whole[0], odd, whole[1], b'{"ste']))
     assert [line["step"] for line in read_metrics(metrics)] == [1, 2]
 
 
@@ -488,12 +524,84 @@ def test_tails_reach_the_canvas_as_often_as_asked(
 
 def test_another_recipe_and_a_damaged_state_are_refused(tmp_path: Path) -> None:
     train(tmp_path)
-    with pytest.raises(InputError, match="a run of another recipe; name another --output"):
+    with pytest.raises(
+        InputError, match="another recipe: steps was 8 and is 9; name another --output"
+    ):
         train(tmp_path, recipe.change(SMALL, {"steps": 9}))
     state = tmp_path / "state.pt"
     state.write_bytes(state.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match=r"state.pt is damaged .*delete it"):
         train(tmp_path)
+
+
+def test_other_data_is_not_the_same_run(tmp_path: Path) -> None:
+    data = tmp_path / "d.jsonl"
+    data.write_text('{"prompt": "Say hi.", "answer": "hi"}\n')
+    r = recipe.change(SMALL, {"data": str(data), "tasks": {}, "steps": 4})
+    train(tmp_path / "run", r)
+    data.write_text('{"prompt": "Say hi.", "answer": "ho"}\n')
+    with pytest.raises(InputError, match="was begun with other data"):
+        train(tmp_path / "run", r)
+
+
+def test_a_model_that_is_not_its_own_is_not_replaced(tmp_path: Path) -> None:
+    first = train(tmp_path / "a")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "model-00001-of-00002.safetensors").write_bytes(b"precious")
+    with pytest.raises(InputError, match="which this run did not make"):
+        train(other)
+    assert [p.name for p in other.iterdir()] == ["model-00001-of-00002.safetensors"]
+    (first / "state.pt").unlink()
+    train(first)  # of the same recipe, killed before its first state
+    (first / "state.pt").unlink()
+    with pytest.raises(InputError, match="which this run did not make"):
+        train(first, recipe.change(SMALL, {"steps": 9}))
+    with pytest.raises(InputError, match="is what this begins with"):
+        train(first, recipe.change(SMALL, {"init": str(first)}))
+
+
+def test_a_start_without_a_tokenizer_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    bare = train(tmp_path / "bare")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (bare / name).unlink()
+    with pytest.raises(CheckpointError, match="bare has no tokenizer"):
+        train(tmp_path / "on", recipe.change(SMALL, {"init": str(bare)}))
+    assert not (tmp_path / "on").exists()
+
+
+def test_a_run_that_diverges_stops_and_keeps_what_it_saved(tmp_path: Path) -> None:
+    wild = {"lr": 1e20, "matrix_lr": 1e20, "clip": 1e30, "warmup": 0, "steps": 40}
+    with pytest.raises(DivergedError, match=r"at step \d+, .*Try --set lr"):
+        train(tmp_path, recipe.change(SMALL, wild), save_every=1)
+    for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
+        assert "NaN" not in line
+    weights = load_model(tmp_path, device="cpu").embed.weight
+    assert weights.isfinite().all()
+
+
+def test_what_an_interrupted_run_lacks_is_made_up_for(tmp_path: Path) -> None:
+    """An evaluation that was not reached, and a model that is gone."""
+    train(tmp_path, recipe.change(SMALL, {"tasks": {"lists": 1}}), eval_every=8)
+    metrics, model = tmp_path / "metrics.jsonl", tmp_path / "model.safetensors"
+    whole, weights = metrics.read_text(), model.read_bytes()
+    assert '"task": "lists"' in whole
+    metrics.write_text("".join(x for x in whole.splitlines(True) if "task" not in x))
+    model.unlink()
+    train(tmp_path, recipe.change(SMALL, {"tasks": {"lists": 1}}), eval_every=8)
+    assert (metrics.read_text(), model.read_bytes()) == (whole, weights)
+
+
+def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
+    trainer = start(SMALL, tmp_path / "run", device=CPU)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastdllm.training.train.save_model", _refuse)
+        with pytest.raises(OSError, match="run could not be saved to: File too large"):
+            trainer.save()
+
+
+def _refuse(*_: object) -> None:
+    raise SafetensorError("File too large")
 
 
 def test_a_shape_that_does_not_fit_and_nothing_to_learn(tmp_path: Path) -> None:

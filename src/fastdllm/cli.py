@@ -223,20 +223,31 @@ def chat(
 @app.command()
 def train(
     output: Annotated[Path, typer.Option(help="The folder of the run; it resumes what is there.")],
-    recipe: Annotated[str, typer.Option(help="A recipe file, or tiny-llada or tiny-dream.")] = "",
+    recipe: Annotated[
+        str,
+        typer.Option(help="A recipe file, or one that comes along: tiny-llada-base, tiny-dream."),
+    ] = "",
     init: Annotated[str, typer.Option(help="A checkpoint folder or hub id to go on from.")] = "",
     task: Annotated[
         list[str] | None, typer.Option(help="A task to learn, with a weight: lists=2. Repeat it.")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="JSONL with prompt and answer.")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Any key of the recipe: steps=500, lr=1e-3.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Any key of the recipe: steps=500, batch, lr, matrix_lr, optimizer=adamw, warmup, "
+            "decay, ema, clip, canvas, context, block_size, tails, seed, mode=pretrain, layers, "
+            "width, heads, mlp, vocab ...",
+        ),
     ] = None,
     threads: Annotated[int, typer.Option(min=0, help="Of each process; 0: torch decides.")] = 0,
     device: Device = "auto",
     save_every: Annotated[int, typer.Option(min=1, help="Steps between states.")] = 200,
     eval_every: Annotated[int, typer.Option(min=0, help="Steps between evaluations.")] = 0,
-    eval_count: Annotated[int, typer.Option(min=1, help="Held-out problems of each.")] = 32,
+    eval_count: Annotated[
+        int, typer.Option(min=1, max=1000, help="Held-out problems of each.")
+    ] = 32,
     allow_code_execution: Annotated[
         bool, typer.Option("--allow-code-execution", help="Evaluate tasks that run what it wrote.")
     ] = False,

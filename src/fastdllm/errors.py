@@ -3,7 +3,8 @@
     FastDLLMError                     1
     ├── InputError (ValueError)       2   a value, shape or dtype the caller can mend
     │   └── CheckpointError           2   a model folder that is incomplete, damaged or unknown
-    └── LogitsError (ArithmeticError) 3   a model that returned NaN, +inf, or nothing but -inf
+    ├── LogitsError (ArithmeticError) 3   a model that returned NaN, +inf, or nothing but -inf
+    └── DivergedError (ArithmeticError) 4  a training whose loss is no number any more
 
 A message says what was given, what was wanted, and what to try.
 """
@@ -32,6 +33,12 @@ class LogitsError(FastDLLMError, ArithmeticError):
     """A model returned logits from which no token can be read."""
 
     exit_code = 3
+
+
+class DivergedError(FastDLLMError, ArithmeticError):
+    """A training run left the numbers."""
+
+    exit_code = 4
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:

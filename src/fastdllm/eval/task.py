@@ -136,7 +136,11 @@ class Generated(Task):
     def only(self, kind: str) -> "Generated":
         """A task of one kind of these problems."""
         rng = random.Random(kind)
-        self.of_kind([self.make(rng) for _ in range(100)], kind)  # complains if there is none
+        some = [self.make(rng) for _ in range(100)]
+        known = sorted({str(p.check["kind"]) for p in some if "kind" in p.check})
+        if kind not in known:
+            hint = did_you_mean(kind, known) if known else f"{self.name} has none"
+            raise InputError(f"unknown kind '{kind}'; {hint}")
 
         def make(rng: random.Random) -> Problem:
             while (problem := self.make(rng)).check["kind"] != kind:

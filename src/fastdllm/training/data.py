@@ -44,14 +44,16 @@ def read_jsonl(path: Path) -> list[Problem]:
     """Problems from lines with `prompt` and `answer`; a bad line is named."""
     found = []
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         raise InputError(f"there is no file {path}; wanted lines of JSON") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text: {error}") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
+    for number, raw in enumerate(lines, 1):
+        if not raw.strip():
             continue
+        try:
+            line = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}, line {number}: not UTF-8 text ({error.reason})") from None
         try:
             row = json.loads(line)
             line.encode() + json.dumps(row, ensure_ascii=False).encode()  # no half characters
@@ -138,6 +140,9 @@ class Data:
         for _ in range(1000):
             problem = draw(rng)
             prompt, picture, at = self._prompt(problem)
+            if self.pretrain and not longest:
+                self.seen += 1
+                return self._text(rng, prompt + self.tokenizer.encode(problem.answer))
             answer = self.tokenizer.encode(problem.answer)
             if longest and len(prompt) + len(answer) >= longest:
                 continue
@@ -149,10 +154,18 @@ class Data:
                 return Example(tuple(ids), start, picture=picture, at=tuple(at))
             self.too_long += 1
         wanted = f"has at most {longest} tokens" if longest else f"fits a canvas of {self.canvas}"
+        more = "a recipe whose phases have a larger 'longest'"
         raise InputError(
-            f"of 1000 answers none {wanted} in a context of {self.context} tokens; try --set "
-            f"{'longest' if longest else 'canvas and --set context'} with more"
+            f"of 1000 answers none {wanted} in a context of {self.context} tokens; try "
+            f"{more if longest else '--set canvas and --set context with more'}"
         )
+
+    def _text(self, rng: random.Random, ids: list[int]) -> Example:
+        """A text to learn whole; of one longer than the canvas, a part."""
+        if len(ids) < self.canvas:
+            ids = ids + [self.end_id] * self._tail(rng, len(ids))
+        start = rng.randint(0, len(ids) - min(len(ids), self.canvas))
+        return Example(tuple(ids[start : start + self.canvas]), 0)
 
     def _prompt(
         self, problem: Problem
@@ -169,7 +182,9 @@ class Data:
         return ids, (cut(image, c.canvases, c.side), image.size), at
 
     def _wrap(self, prompt: str) -> str:
-        if self.tokenizer.template and not self.pretrain:
+        if self.pretrain:
+            return f"{prompt}\n"
+        if self.tokenizer.template:
             return self.tokenizer.chat([{"role": "user", "content": prompt}])
         return prompt
 

@@ -149,6 +149,12 @@ def _know(values: Mapping[str, Any], record: type[Recipe | Phase], name: str) ->
             raise InputError(f"{name}: {key} is {value!r}; wanted {wanted}")
 
 
+def difference(one: Recipe, other: Recipe) -> str:
+    """The first key in which two recipes differ, with both values."""
+    key = next(f.name for f in fields(Recipe) if getattr(one, f.name) != getattr(other, f.name))
+    return f"{key} was {getattr(one, key)!r:.60} and is {getattr(other, key)!r:.60}"
+
+
 def load(path: Path) -> Recipe:
     """A recipe from its file."""
     try:
@@ -166,11 +172,13 @@ def choose(
         recipe = from_json(shipped.read_text(encoding="utf-8"), name)
     else:
         recipe = load(Path(name)) if name else Recipe()
+    if tasks and data is not None:
+        raise InputError("--task and --data were both given; wanted one thing to learn from")
     changes: dict[str, Any] = {"init": init} if init else {}
-    if tasks:
-        changes["tasks"] = dict(_weighted(task) for task in tasks)
-    if data is not None:
-        changes |= {"data": str(data), "tasks": {}}
+    if tasks or data is not None:  # and nothing else, whatever the phases say
+        own = dict(_weighted(task) for task in tasks)
+        changes |= {"data": str(data or ""), "tasks": own}
+        recipe = replace(recipe, phases=tuple(replace(p, tasks={}) for p in recipe.phases))
     for pair in values:
         key, equals, value = pair.partition("=")
         if not equals:
@@ -184,8 +192,9 @@ def choose(
 
 def _weighted(task: str) -> tuple[str, float]:
     name, _, weight = task.partition("=")
+    known = generated(name).name
     try:
-        return generated(name).name, float(weight or 1)
+        return known, float(weight or 1)
     except ValueError:
         raise InputError(f"--task {task}: '{weight}' is no weight; try {name}=2") from None
 
@@ -207,6 +216,10 @@ def _check(recipe: Recipe) -> None:
         value = getattr(recipe, key)
         if value not in options:
             raise InputError(f"{key} is '{value}'; {did_you_mean(value, options)}")
+    if not -(2**31) <= recipe.seed < 2**31:
+        raise InputError(f"seed is {recipe.seed}; wanted a whole number of at most 31 bits")
+    if recipe.weight_decay < 0:
+        raise InputError(f"weight_decay is {recipe.weight_decay!r}; wanted a number from 0")
     for key in ("lr", "matrix_lr", "clip"):
         if getattr(recipe, key) <= 0:
             raise InputError(f"{key} is {getattr(recipe, key)!r}; wanted a number above 0")
@@ -215,8 +228,11 @@ def _check(recipe: Recipe) -> None:
     for key in ("warmup", "decay", "ema", "tails"):
         if not 0 <= getattr(recipe, key) <= 1:
             raise InputError(f"{key} is {getattr(recipe, key)!r}; wanted a number in [0, 1]")
-    if recipe.eyes and set(recipe.eyes) != set(EYES):
-        raise InputError(f"eyes is {dict(recipe.eyes)!r}; wanted {', '.join(EYES)}")
+    whole = all(isinstance(n, int) and n > 0 for n in recipe.eyes.values())
+    if recipe.eyes and (set(recipe.eyes) != set(EYES) or not whole):
+        raise InputError(
+            f"eyes is {dict(recipe.eyes)!r}; wanted {', '.join(EYES)}, whole numbers from 1"
+        )
     if recipe.eyes and recipe.eyes["width"] % recipe.eyes["heads"]:
         raise InputError("the eyes' width does not go into their heads")
     if bool(recipe.eyes) != (recipe.family == "llava_llada") and not recipe.init:
@@ -226,7 +242,12 @@ def _check(recipe: Recipe) -> None:
     _check_tasks(recipe.tasks)
     if not recipe.phases:
         raise InputError("phases is empty; leave it out for the paper's random masks")
+    ends = [phase.until for phase in recipe.phases]
+    if ends != sorted(set(ends)) or ends[0] <= 0:
+        raise InputError(f"the phases last until {ends}; wanted shares of the steps that rise")
     for phase in recipe.phases:
+        if not 0 <= phase.drills <= 1:
+            raise InputError(f"drills is {phase.drills!r}; wanted a number in [0, 1]")
         _check_weights("masks", phase.masks)
         if not phase.masks:
             raise InputError('a phase\'s masks are empty; try {"random": 1}')
@@ -244,7 +265,7 @@ def _check_tasks(tasks: Mapping[str, float]) -> None:
 
 
 def _check_weights(name: str, weights: Mapping[str, float]) -> None:
-    if any(w < 0 for w in weights.values()) or (weights and not any(weights.values())):
+    if any(not 0 <= w <= 1e6 for w in weights.values()) or (weights and not any(weights.values())):
         raise InputError(f'{name} is {weights!r}; wanted names with weights, such as {{"all": 1}}')
 
 

@@ -4,7 +4,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from fastdllm.training.train import Trainer, start
 
 EVERY = 20
 """Steps a logged line averages."""
+BATCH = 64
+"""Problems evaluated together."""
 
 
 def run(
@@ -29,31 +33,43 @@ def run(
     eval_count: int, code: bool = False,
 ) -> None:  # fmt: skip
     """Train to the end, from wherever this folder's run stands."""
+    tasks = _evaluated(recipe, code) if eval_every else []
     trainer = start(recipe, output, device=device)
     log = Log(output / "metrics.jsonl", trainer.step, quiet=trainer.team.rank > 0)
     log.say(_opening(trainer))
     if eval_every and not recipe.tasks:
         log.say("nothing is evaluated on the way: a data file has no task to score by")
+    for name in recipe.tasks if eval_every else ():
+        if name not in tasks:
+            log.say(f"{name} is not evaluated on the way without --allow-code-execution")
+
+    def due(every: int) -> bool:
+        return trainer.step == recipe.steps or trainer.step % every == 0
+
     with log.progress(recipe.steps, trainer.step) as tick:
-        begun, tokens = time.perf_counter(), trainer.tokens
+        if trainer.step and due(eval_every or recipe.steps):  # killed in between, perhaps
+            trainer.save()
+            _evaluate(trainer, log, tasks, eval_count)
+        begun, tokens, told = time.perf_counter(), trainer.tokens, ""
         while trainer.step < recipe.steps:
             measured = trainer.train_step()
-            last = trainer.step == recipe.steps
-            if trainer.step % EVERY == 0 or last:
+            if due(EVERY):
                 now = time.perf_counter()
                 speed = (trainer.tokens - tokens) / (now - begun)
                 mean = sum(trainer.losses) / len(trainer.losses)
                 trainer.losses = []
                 log.write(
                     step=trainer.step, loss=mean, **measured, tokens=trainer.tokens,
-                    seconds=round(trainer.seconds, 1), speed=round(speed),
+                    left_out=trainer.data.too_long, seconds=round(trainer.seconds, 1),
+                    speed=round(speed),
                 )  # fmt: skip
-                tick(trainer.step, f"loss {mean:.4f}  {speed:,.0f} tokens/s")
+                told = f"loss {mean:.4f}  {speed:,.0f} tokens/s"
                 begun, tokens = now, trainer.tokens
-            if trainer.step % save_every == 0 or last:
+            tick(trainer.step, told)
+            if due(save_every):
                 trainer.save()
-            if eval_every and (trainer.step % eval_every == 0 or last):
-                _evaluate(trainer, log, eval_count, code)
+            if tasks and due(eval_every):
+                _evaluate(trainer, log, tasks, eval_count)
                 begun, tokens = time.perf_counter(), trainer.tokens
     log.say(_closing(trainer))
     if trainer.team.rank == 0:
@@ -72,8 +88,8 @@ def _opening(trainer: Trainer) -> str:
 def _closing(trainer: Trainer) -> str:
     data = trainer.data
     left_out = (
-        f"; {data.too_long} of {data.seen} answers drawn did not fit the canvas "
-        f"of {data.canvas} and were left out"
+        f"; {data.too_long} of {data.seen} answers drawn did not fit the canvas of {data.canvas}, "
+        f"or with their prompt the context of {data.context}, and were left out"
         if data.too_long
         else ""
     )
@@ -81,11 +97,19 @@ def _closing(trainer: Trainer) -> str:
     return f"done: {trainer.tokens:,} tokens in {hours:.2f} h, saved in {trainer.output}{left_out}"
 
 
+def _evaluated(recipe: Recipe, code: bool) -> list[str]:
+    """The tasks to evaluate: those that run what the model wrote only if that is allowed."""
+    names = [name for name in recipe.tasks if code or not generated(name).runs_code]
+    for name in names:
+        generated(name).check_allowed(code)  # that the sandbox works, before the hours
+    return names
+
+
 @torch.no_grad()
-def _evaluate(trainer: Trainer, log: "Log", count: int, code: bool) -> None:
+def _evaluate(trainer: Trainer, log: "Log", tasks: Sequence[str], count: int) -> None:
     """Held-out problems of each task, by the engine, with the averaged weights; by one process.
 
-    Tasks that run what the model wrote are left out unless that is allowed.
+    What the log has of this step already is not measured again.
     """
     if trainer.team.rank == 0:
         with trainer.averaged():
@@ -93,12 +117,17 @@ def _evaluate(trainer: Trainer, log: "Log", count: int, code: bool) -> None:
             settings = Generation(
                 recipe.canvas, recipe.block_size, select="threshold:0.9", cache="prefix"
             )
-            for name in trainer.recipe.tasks:
-                task = generated(name)
-                if task.runs_code and not code:
+            known = {x.get("task") for x in read_metrics(log.path) if x["step"] == trainer.step}
+            for name in tasks:
+                if name in known:
                     continue
+                task = generated(name)
+                if recipe.mode == "pretrain":
+                    task = replace(task, chat=False)  # it has never seen a turn
                 sheet = Sheet(None, settings)
-                sheet.add(solve(llm, task, task.held_out(count), settings), task.version)
+                problems = task.held_out(count)
+                for at in range(0, count, BATCH):
+                    sheet.add(solve(llm, task, problems[at : at + BATCH], settings), task.version)
                 done = Summary.of(sheet.lines.values())
                 log.write(
                     step=trainer.step, task=name, accuracy=done.accuracy, count=done.count,
@@ -146,9 +175,10 @@ class Ticker:
         self.bar = Progress(
             TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
             TextColumn("{task.description}"), console=console, disable=not console.is_terminal,
+            speed_estimate_period=600,
         )  # fmt: skip
         self.task = self.bar.add_task("", total=total, completed=done)
-        self.total = total
+        self.total, self.begun, self.first = total, self.said, done
 
     def __enter__(self) -> "Ticker":
         self.bar.start()
@@ -160,9 +190,12 @@ class Ticker:
     def __call__(self, step: int, text: str) -> None:
         """Show where we are."""
         self.bar.update(self.task, completed=step, description=text)
-        if not self.console.is_terminal and time.perf_counter() - self.said > 30:
-            self.said = time.perf_counter()
-            self.console.print(f"step {step}/{self.total}  {text}", highlight=False)
+        now = time.perf_counter()
+        if not self.console.is_terminal and now - self.said > 30:
+            self.said = now
+            left = (now - self.begun) / (step - self.first) * (self.total - step)
+            told = f"step {step}/{self.total}  {text}  {left / 60:.0f} min left"
+            self.console.print(told, highlight=False)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -171,9 +204,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         return []
     found = []
     for line in path.read_text(errors="replace").splitlines():
-        with suppress(json.JSONDecodeError):
+        with suppress(ValueError, RecursionError, KeyError, TypeError):
             row = json.loads(line)
-            if isinstance(row, dict) and isinstance(row.get("step"), int):
+            wanted = ("accuracy", "count") if isinstance(row, dict) and "task" in row else ("loss",)
+            if all(isinstance(row[key], int | float) for key in ("step", *wanted)):
                 found.append(row)
     return found
 

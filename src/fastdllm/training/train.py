@@ -7,6 +7,8 @@ run that was killed goes on from its last state as if nothing had happened.
     OUTPUT/config.json, model.safetensors, tokenizer.json ...   the model, with averaged weights
 """
 
+import hashlib
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fastdllm.errors import CheckpointError, InputError
+from fastdllm.errors import CheckpointError, DivergedError, InputError
+from fastdllm.eval.task import generated
 from fastdllm.models.config import ModelConfig
 from fastdllm.models.families import FAMILIES
 from fastdllm.models.loading import find_folder, load_model
@@ -31,7 +35,7 @@ from fastdllm.training.data import Data, Example, source, stack, texts
 from fastdllm.training.graft import graft
 from fastdllm.training.muon import Muon
 from fastdllm.training.objective import PATTERNS, chances, loss, strata, weights
-from fastdllm.training.recipe import Phase, Recipe, from_json
+from fastdllm.training.recipe import Phase, Recipe, difference, from_json, load
 from fastdllm.vision.eyes import EyesConfig
 from fastdllm.vision.prompt import special_ids
 
@@ -93,6 +97,15 @@ def _new_eyes(shape: Mapping[str, int]) -> EyesConfig:
     )  # fmt: skip
 
 
+def learnt(recipe: Recipe) -> dict[str, Any]:
+    """The versions of its tasks, or the hash of its file: with others it is not the same run."""
+    if recipe.data:
+        return {"data": hashlib.sha256(Path(recipe.data).read_bytes()).hexdigest()[:16]}
+    mixes = [recipe.tasks, *(phase.tasks for phase in recipe.phases)]
+    names = sorted({name for mix in mixes for name in mix})
+    return {name: generated(name).version for name in names}
+
+
 class Optimizers:
     """AdamW, or Muon for the matrices inside the blocks and AdamW for the rest."""
 
@@ -143,6 +156,7 @@ class Trainer:
         self.recipe, self.output, self.device = recipe, output, device
         self.team = Team.join(device)
         draw = source(recipe.tasks, Path(recipe.data) if recipe.data else None)
+        self.learnt = learnt(recipe)
         self.tokenizer = self._tokenizer(draw)
         self.model = self._model().to(device)
         self.average = [p.detach().clone() for p in self.model.parameters()]
@@ -169,13 +183,13 @@ class Trainer:
     # --- Setting up and resuming ---------------------------------------------------------------
 
     def _tokenizer(self, draw: Any) -> Tokenizer:
-        if self.recipe.init:
-            vocabulary.copy(_stage(self.recipe.init), self.output)
-        elif not (self.output / "state.pt").exists():
-            if self.team.rank == 0:
+        if self.team.rank == 0:  # the others read what it writes
+            if self.recipe.init:
+                vocabulary.copy(_stage(self.recipe.init), self.output)
+            elif not (self.output / "state.pt").exists():
                 samples = texts(draw, TEXTS, self.recipe.seed)
                 vocabulary.build(self.recipe.family, samples, self.recipe.vocab, self.output)
-            self.team.wait()
+        self.team.wait()
         found = Tokenizer.load(self.output)
         if found is None:
             raise CheckpointError(f"{self.output} has no tokenizer")
@@ -187,8 +201,7 @@ class Trainer:
             if self.recipe.graft:
                 folder = _stage(self.recipe.graft)
                 donor, tokens = load_model(folder, "float32", "cpu"), Tokenizer.load(folder)
-                if tokens is None:
-                    raise CheckpointError(f"{folder} has no tokenizer")
+                assert tokens is not None  # `start` saw to it
                 graft(model, self.tokenizer, donor, tokens)
             return model
         model = load_model(_stage(self.recipe.init), "float32", "cpu")
@@ -214,9 +227,13 @@ class Trainer:
             return
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
-            same = replace(from_json(state["recipe"]), name=self.recipe.name) == self.recipe
-            if same:
+            began = replace(from_json(state["recipe"]), name=self.recipe.name)
+            same = began == self.recipe
+            before = state["learnt"]
+            if same and before == self.learnt:
                 self._take(state)
+        except (OSError, MemoryError):  # nothing is wrong with the file
+            raise
         except Exception as error:  # zip, pickle, key and runtime errors alike
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise CheckpointError(
@@ -224,7 +241,13 @@ class Trainer:
             ) from None
         if not same:
             raise InputError(
-                f"{self.output} holds a run of another recipe; name another --output, or delete it"
+                f"{self.output} holds a run of another recipe: {difference(began, self.recipe)}; "
+                "name another --output, or delete it"
+            )
+        if before != self.learnt:
+            raise InputError(
+                f"{self.output} was begun with other data: {before}, now {self.learnt}; name "
+                "another --output, or delete it"
             )
 
     def _take(self, state: dict[str, Any]) -> None:
@@ -242,6 +265,13 @@ class Trainer:
         """
         if self.team.rank:
             return
+        try:
+            self._write()
+        except (SafetensorError, RuntimeError) as error:  # how these libraries say it
+            reason = str(error).splitlines()[0]
+            raise OSError(f"{self.output} could not be saved to: {reason}") from None
+
+    def _write(self) -> None:
         with self.averaged():
             save_model(self.model, self.output)
         state = {
@@ -249,6 +279,7 @@ class Trainer:
             "average": self.average, "optimizers": self.optimizers.state(), "step": self.step,
             "tokens": self.tokens, "seconds": self.seconds, "losses": self.losses,
             "counts": [self.data.seen, self.data.too_long, self.data.counted],
+            "learnt": self.learnt,
         }  # fmt: skip
         torch.save(state, self.output / "state.pt.new")
         os.replace(self.output / "state.pt.new", self.output / "state.pt")
@@ -278,6 +309,11 @@ class Trainer:
         examples = self.data.at(self.step, phase.drills, phase.longest, draw)
         cost = self._gradients(examples, phase)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+        if not (math.isfinite(cost) and math.isfinite(norm)):  # before a weight is touched
+            raise DivergedError(
+                f"the loss is {cost} at step {self.step + 1}, its gradient {float(norm)}; what was "
+                f"last saved in {self.output} is whole. Try --set lr and matrix_lr with less"
+            )
         factor = self.recipe.rate(self.step)
         self.optimizers.step(factor)
         keep = min(self.recipe.ema, (1 + self.step) / (10 + self.step))
@@ -355,9 +391,22 @@ def _stage(name: str) -> Path:
     folder = Path(name)
     if folder.parent.name == "runs" and not folder.is_dir():
         raise InputError(
-            f"there is no {name}, which this begins with; try: make train-tiny TINY={folder.name}"
+            f"there is no {name}, which this begins with; try: fastdllm train --recipe "
+            f"{folder.name} --output {name}"
         )
     return find_folder(name)
+
+
+def _check_output(recipe: Recipe, output: Path) -> None:
+    """Complain before anything is written if that would replace what this run did not make."""
+    if (output / "state.pt").exists():
+        return  # checked against the state
+    models = [*output.glob("*.safetensors"), *output.glob("*.safetensors.index.json")]
+    ours = output / "recipe.json"
+    if models and (not ours.exists() or load(ours) != recipe):
+        raise InputError(
+            f"{output} holds {models[0].name}, which this run did not make; name another --output"
+        )
 
 
 def deal(lengths: Sequence[int], most: int, team: Team) -> list[list[int]]:
@@ -385,8 +434,14 @@ def deal(lengths: Sequence[int], most: int, team: Team) -> list[list[int]]:
 def start(recipe: Recipe, output: Path, *, device: torch.device) -> Trainer:
     """A trainer for a folder: new, or from where it stopped."""
     for folder in filter(None, (recipe.init, recipe.graft)):
-        _stage(folder)  # before anything is written
+        found = _stage(folder)
+        if found.resolve() == output.resolve():
+            raise InputError(f"{folder} is what this begins with; name another --output")
+        if Tokenizer.load(found) is None:
+            raise CheckpointError(f"{folder} has no tokenizer; wanted a tokenizer.json in it")
+    _check_output(recipe, output)
     output.mkdir(parents=True, exist_ok=True)
-    if not (output / "state.pt").exists():  # else it is checked against that
-        (output / "recipe.json").write_text(recipe.to_json() + "\n")
+    told, path = recipe.to_json() + "\n", output / "recipe.json"
+    if not (output / "state.pt").exists() and not (path.exists() and path.read_text() == told):
+        path.write_text(told)  # with a state, it is checked against that
     return Trainer(recipe, output, device=device)
