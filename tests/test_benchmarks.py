@@ -30,13 +30,20 @@ def test_gold_answers_are_right_and_perturbed_ones_wrong(name: str) -> None:
     problems = task.problems(DATA / FOLDERS[name])
     assert len(problems) == COUNTS[name]
     assert all(task.score(p, p.answer) for p in problems)
-    for p in problems[::5]:
+    wrongly = set()
+    for p in problems[:: 3 if name == "gsm8k" else 1]:
         result = p.check["result"]
-        digits = [c for c in result if c.isdigit()]
-        if digits:
-            changed = result.replace(digits[0], str((int(digits[0]) + 1) % 10), 1)
+        places = [i for i, c in enumerate(result) if c.isdigit()]
+        for at in {*places[:1], *places[-1:]}:
+            digit = str((int(result[at]) + 1) % 10)
+            changed = result[:at] + digit + result[at + 1 :]
             wrong = f"#### {changed}" if name == "gsm8k" else f"\\boxed{{{changed}}}"
-            assert not task.score(p, wrong), (result, changed)
+            if task.score(p, wrong):
+                wrongly.add(f"{result} ~ {changed}")
+    # A unit is not looked at, and so not its power.
+    assert wrongly <= {
+        r"864 \mbox{ inches}^2 ~ 864 \mbox{ inches}^3", r"15\mbox{ cm}^2 ~ 15\mbox{ cm}^3",
+    }  # fmt: skip
 
 
 ALL = [pytest.param(name, 1, marks=pytest.mark.slow) for name in ("humaneval", "mbpp")]
@@ -99,6 +106,22 @@ GSM = Problem("", "", {"result": "1250"})
         ("#### 5 * 250 = 1250", True),
         ("The answer is 1250. She has 3 ducks.", True),
         ("\\boxed{1250}\nCheck: that is 5 times 250.", True),
+        ("#### \u20ac1250 for 5 months", True),
+        ("#### \u00a31,250 (5 months)", True),
+        ("#### $ 1250 for 5 months", True),
+        ("#### **1250** (5 months)", True),
+        ("#### Total: $1250 (5 x 250)", True),
+        ("#### 1250 = 5 * 250", True),
+        ("The answer is 1250 = 5*250.", True),
+        (r"\boxed{\frac{2500}{2}}", True),
+        (r"\boxed{2500/2}", True),
+        (r"\boxed{2500/0}", False),
+        ("Answer: 1250 dollars for 12 months", True),
+        ("The answer: 1250. There are 3 ducks.", True),
+        ("The Answer Is 1250. There are 3 others", True),
+        ("The answer is 3 times 400 plus 50, which is 1250.", True),
+        ("#### 1250/2", False),
+        ("#### 5 * 250 = 1251", False),
         ("#### \u22121250", False),
         ("#### 125", False),
         ("#### 1250.5", False),
@@ -132,6 +155,10 @@ def test_numbers_are_read_as_a_person_would(text: str, right: bool) -> None:
         ("10,000", r"\boxed{10000}", True),
         (r"\text{Evelyn}", r"\boxed{Evelyn}", True),
         (r"90^\circ", r"\boxed{90}", True),
+        ("52_8", r"\boxed{52_9}", False),
+        ("52_8", r"\boxed{52_{8}}", True),
+        (".0000672", r"\boxed{.0000673}", False),
+        (".0000672", r"\boxed{0.00006720}", True),
         ("3", r"\boxed{" * 500, False),
         ("3", r"\boxed{9^{9^{9^{9^9}}}}", False),
     ],
@@ -172,6 +199,33 @@ CODE = Problem(
         ("```python\ndef twice(x):\n    return 2 * x```\nThat is all.", True),
         ("from the docstring we see it\n\ndef twice(x):\n    return 2 * x\nIt's done.", True),
         ("def twice(x):\n    return 2 * x\n\nif __name__ == '__main__':\n    int(input())", True),
+        (
+            "def twice(x):\n    return 2 * x\n\nif __name__ == '__main__':\n    1\nelse:\n    2",
+            True,
+        ),
+        (f"    return 2 * x\n\n\n{CODE.check['prompt']}", True),
+        (f"def twice(x):\n    return 2 * x\n\n\n{CODE.check['prompt']}", True),
+        ("    return 2 * x\n```\n", True),
+        ("def twice(x):\n    return 2 * x\n```\n\nIt doubles x.", True),
+        ("return 2 * x\n", True),
+        ("y = x\n    return y + x\n", True),
+        ("```python\nreturn 2 * x\n```", True),
+        ("```python\ny = x\nreturn y + x\n```", True),
+        (
+            "```python\ndef twice(x):\n    return x + x\n```\nTry:\n```python\nn = int(input())\n"
+            "print(twice(n))\n```",
+            True,
+        ),
+        (
+            "def twice(x):\n    return x + x\n\nassert twice(1) == 3\nprint(twice(int(input())))",
+            True,
+        ),
+        ("def twice(x):\n    return x + x\nEND", True),
+        ("def twice(x):\n    return x + x\nExplanation: it is x*2", True),
+        ("    return x + x\n    It is doubled.", True),
+        ("    y = [x,\n2]\n    # so\n# then\n    return y[0] * 2", True),
+        ('    y = """\nno\n"""\n    return x + x', True),
+        ("    return x\n\nassert twice(4) == 8", False),
         ("", False),
     ],
 )

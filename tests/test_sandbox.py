@@ -2,16 +2,18 @@
 
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from fastdllm import InputError
-from fastdllm.eval import sandbox
+from fastdllm.eval import guard, sandbox
 from fastdllm.eval.guard import threads_of
 from fastdllm.eval.sandbox import Limits, check, passes, runs
 
@@ -74,6 +76,10 @@ def test_honest_code_runs(code: str) -> None:
         "import os\nfor fd in range(3, 9):\n try: os.write(fd, b'a' * 32)\n except OSError: 1\n1/0",
         "import builtins, os\nbuiltins.exec = os._exit = lambda *a: None\nassert False",
         "import threading\nthreading.Thread.join = lambda *a: None\nraise ValueError",
+        "import _xxsubinterpreters as s\ns.run_string(s.create(), 'import sys\\n"
+        "for f in sys._current_frames().values():\\n while f:\\n  f.f_locals.get(\"passed\", [])"
+        ".append(1)\\n  f = f.f_back')\nassert False",
+        "import sys, threading\nsys.setprofile(lambda *a: None)",
         "import sys\nsys._getframe(1).f_locals['passed'].append(True)\nraise SystemExit",
         "try: 1 / 0\nexcept Exception as e: f = e.__traceback__.tb_frame\n"
         "while f.f_back: f = f.f_back\nf.f_locals['passed'].append(1)\nraise SystemExit",
@@ -93,7 +99,12 @@ def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
 @linux
 def test_nothing_is_written_outside(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("mine")
+    there = str(tmp_path / "there")
     for code in (
+        f"import os\nos.chmod({there!r}, 0)",
+        f"import os\nos.utime({there!r}, (1, 1))",
+        f"import os\nos.chown({there!r}, 1, 1)",
+        f"import os\nos.setxattr({there!r}, 'user.x', b'1')",
         f"open({str(tmp_path / 'new')!r}, 'w')",
         f"open({str(tmp_path / 'there')!r}, 'a').write('x')",
         f"import os\nos.remove({str(tmp_path / 'there')!r})",
@@ -102,6 +113,29 @@ def test_nothing_is_written_outside(tmp_path: Path) -> None:
     ):
         assert not runs(code, QUICK), code
     assert [p.read_text() for p in tmp_path.iterdir()] == ["mine"]
+    assert (tmp_path / "there").stat().st_mode & 0o777
+    assert (tmp_path / "there").stat().st_mtime > 1
+
+
+@linux
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_an_older_kernel_is_asked_for_no_more_than_it_knows(version: int, tmp_path: Path) -> None:
+    class Kernel:
+        asked: ClassVar[list[int]] = []
+
+        def syscall(self, number: int, *rest: object) -> int:
+            if rest[-1] == 1:
+                return version
+            if number == guard.CREATE_RULESET:
+                self.asked.append(rest[0]._obj.value)  # type: ignore[attr-defined]
+                return os.open(tmp_path, os.O_RDONLY)
+            return 0
+
+        def prctl(self, *_: int) -> int:
+            return 0
+
+    guard.lock_files(Kernel(), str(tmp_path))
+    assert Kernel.asked.pop() == {1: 0x1FF3, 2: 0x3FF3, 3: 0x7FF3}[version]
 
 
 @linux
@@ -127,20 +161,44 @@ def test_no_socket_is_reached_even_past_python(tmp_path: Path) -> None:
 def test_no_child_outlives_the_verdict(tmp_path: Path) -> None:
     """Past the audit hook: a C function that forks without asking Python."""
     marker = f"sleep-{os.getpid()}-{time.monotonic_ns()}"
+    # What `subprocess` hands to the C function, with that function found out by a first call.
     code = (
-        "import _posixsubprocess, os, sys\n"
-        "r, w = os.pipe()\n"
-        f"args = [b'/bin/sh', b'-c', b'sleep 30 # {marker}']\n"
-        "_posixsubprocess.fork_exec(args, [b'/bin/sh'], True, (w,), None, None, -1, -1, -1, -1,"
-        " -1, -1, r, w, False, False, 0, -1, None, -1, None, -1, None)\n"
+        "import os, subprocess\n"
+        "real, subprocess._fork_exec, told = subprocess._fork_exec, None, []\n"
+        "subprocess._fork_exec = lambda *given: told.append(given) or 1 / 0\n"
+        "subprocess.sys = type('', (), {**vars(subprocess.sys), 'audit': lambda *_: None})\n"
+        f"line = ['/bin/sh', '-c', 'sleep 30; true {marker}']\n"
+        "try: subprocess.Popen(line, start_new_session=True)\n"
+        "except ZeroDivisionError: pass\n"
+        "given = list(told[0])\n"
+        "given[12:14] = os.pipe()\n"
+        "given[3] = (given[13],)\n"
+        "real(*given)\n"
     )
+    assert not children(marker)
+    subprocess.run([sys.executable, "-c", code], check=True)
+    deadline = time.monotonic() + 10
+    while not (free := children(marker)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert free  # outside it works, and the child is left behind
+    for process in free:
+        os.kill(process, 9)
+    time.sleep(0.3)
+    assert not children(marker)
     runs(code, QUICK)
-    time.sleep(0.2)
-    for process in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            assert marker.encode() not in process.read_bytes()
-        except OSError:
-            continue
+    time.sleep(0.3)
+    assert not children(marker)
+
+
+def children(marker: str) -> list[int]:
+    """The processes with that word in their command line."""
+    found = []
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            told = line.read_bytes()
+            if b"sleep 30" in told and marker.encode() in told and b"subprocess" not in told:
+                found.append(int(line.parent.name))
+    return found
 
 
 def test_a_sandbox_that_fails_honest_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ Asked as lm-evaluation-harness asks it, behind the first rows of the training sp
 
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 
 from fastdllm.eval.benchmark import Benchmark, Raw
@@ -36,11 +37,34 @@ def examples(task: Benchmark, data: Path | None, count: int) -> list[Raw]:
 def score(problem: Problem, text: str) -> bool:
     """Whether the number after ####, in a box, after "answer is", or else the last, is right."""
     text = re.sub(r"(?<=\d)(?:\{,\}|\\[,!])(?=\d)", ",", text.replace("\u2212", "-"))
-    return same_number(said(text.replace("\\$", "$")), problem.check["result"])
+    text = re.sub(r"\\?[$\u20ac\u00a3\u00a5]\s?(?=[-.\d])|\*\*", "", text)  # money, bold
+    text = re.sub(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}", r"\1/\2", text)
+    return same_number(said(text), problem.check["result"])
 
 
 FIRST = re.compile(rf"\s*(?:{NUMBER.pattern})[^-+*/=\u00d7\u00f7\d]*(?:,|;|since|because|$)")
 """A number that stands first, and not in a sum."""
+SPELT = re.compile(r"\b(?:times|plus|minus|divided by|which is|makes|gives|equals)\b")
+QUOTIENT = re.compile(r"\s*(-?\d+)\s*/\s*(\d+)\s*")
+
+
+def number_in(part: str) -> str | None:
+    """The number a phrase says: of a sum its result, else the first.
+
+    >>> [number_in(x) for x in ("9 * 2 = 18", "18 = 9 * 2", "18 for 2 days", "36/2")]
+    ['18', '18', '18', '18']
+    """
+    quotient = QUOTIENT.fullmatch(part)
+    if quotient and int(quotient[2]):
+        return str(Fraction(int(quotient[1]), int(quotient[2])))
+    found: list[str] = NUMBER.findall(part)
+    if not found or FIRST.match(part):
+        return found[0] if found else None
+    sides = [NUMBER.findall(side) for side in part.split("=")]
+    if len(sides) > 1:
+        lone = [side[0] for side in reversed(sides) if len(side) == 1]
+        return next(iter(lone or sides[-1] or found), None)
+    return found[-1] if SPELT.search(part) else found[0]
 
 
 def said(text: str) -> str | None:
@@ -52,17 +76,15 @@ def said(text: str) -> str | None:
     lines = [line for line in re.findall(r"####[^\S\n]*(.*)", text) if NUMBER.search(line)]
     starting = [line for line in lines if NUMBER.match(line)]
     for line in starting[:1] or lines[-1:]:
-        found: list[str] = NUMBER.findall(line)
-        return found[0] if starting and "=" not in line else found[-1]
+        return number_in(line)
     for part in (last_boxed(text), after_answer(text)):
-        found = NUMBER.findall(part or "")
-        if part and found:
-            return found[-1] if "=" in part and not FIRST.match(part) else found[0]
+        if part and NUMBER.search(part):
+            return number_in(part)
     return last_number(text)
 
 
 TASK = Benchmark(
-    "gsm8k", 1, score, stop=("Question:",), chat=False, shots=5,
+    "gsm8k", 2, score, stop=("Question:",), chat=False, shots=5,
     files=("test.jsonl", "gsm8k_test.jsonl", "gsm8k.jsonl"), hub=("openai/gsm8k", "main", "test"),
     columns=("question", "answer"), texts=("question", "answer"),
     convert=convert, examples=examples,

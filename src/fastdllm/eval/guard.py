@@ -21,12 +21,15 @@ from typing import Any
 NEW_USER, NEW_NET, NEW_PID, NEW_IPC = 0x10000000, 0x40000000, 0x20000000, 0x08000000
 NO_NEW_PRIVILEGES, DEATH_SIGNAL = 38, 1  # prctl
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock, the same on all processors
-WRITES = 0x7FF2  # write, remove, make, refer, truncate: all of ABI 3 but execute and reading
+EXECUTE, WRITES = 1, 0x7FF2  # write, remove, make, refer, truncate: all of ABI 3 but reading
+KNOWN = {1: 0x1FFF, 2: 0x3FFF}  # what older kernels know of these
 BENEATH = 1
 FORBIDDEN = (
     "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.kill",
     "os.killpg", "subprocess.Popen", "pty.spawn", "socket.", "ctypes.",
     "sys._current_frames", "gc.get_objects", "gc.get_referrers", "gc.get_referents",
+    "sys.setprofile", "sys.settrace", "cpython.PyInterpreterState_New",  # hooks are not inherited
+    "os.chmod", "os.chown", "os.utime", "os.setxattr", "os.removexattr",  # not Landlock's business
 )  # fmt: skip
 
 
@@ -81,16 +84,17 @@ def limit(limits: dict[str, int]) -> None:
 
 
 def lock_files(libc: Any, folder: str) -> None:
-    """Landlock: nothing is written, made or removed outside the folder."""
+    """Landlock: nothing is written, made or removed outside the folder, nothing executed at all."""
     with suppress(AttributeError):
         size = ctypes.sizeof(ctypes.c_uint64)
-        handled = ctypes.c_uint64(WRITES)
+        known = KNOWN.get(libc.syscall(CREATE_RULESET, None, 0, 1), -1)  # by the kernel's version
+        handled = ctypes.c_uint64((WRITES | EXECUTE) & known)
         rules = libc.syscall(CREATE_RULESET, ctypes.byref(handled), size, 0)
         if rules < 0:
             return
         inside = os.open(folder, os.O_PATH | os.O_DIRECTORY)
         rule = ctypes.create_string_buffer(
-            WRITES.to_bytes(8, "little") + inside.to_bytes(4, "little"), 12
+            (WRITES & known).to_bytes(8, "little") + inside.to_bytes(4, "little"), 12
         )
         libc.syscall(ADD_RULE, rules, BENEATH, rule, 0)
         libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)

@@ -6,10 +6,11 @@
 
 import re
 from collections.abc import Sequence
+from textwrap import indent
 
 from fastdllm.eval.benchmark import Benchmark, Raw, no_examples
 from fastdllm.eval.sandbox import passes
-from fastdllm.eval.scoring import extract_code
+from fastdllm.eval.scoring import LONGEST, extract_code, python_lines
 from fastdllm.eval.task import Problem
 
 
@@ -27,23 +28,28 @@ def convert(rows: Sequence[Raw], shown: Sequence[Raw]) -> list[Problem]:
 
 def program(problem: Problem, text: str) -> str:
     """What to run: the function if the answer writes it out, else the prompt and what follows."""
-    name = re.escape(problem.check["entry_point"])
+    name, prompt = re.escape(problem.check["entry_point"]), str(problem.check["prompt"])
     code = extract_code(text)
-    if re.search(rf"^[ \t]*def {name}\b", code, re.MULTILINE):
+    goes_on = re.match(r"\s*\n?[ \t]+(?!def |class |import |from |@)\S", text)
+    if not goes_on and re.search(rf"^[ \t]*def {name}\b", code, re.MULTILINE):
         # The prompt's own imports and helpers stay; a repeated prompt is then defined twice.
-        return f"{problem.check['prompt']}    pass\n\n{code}"
-    return str(problem.check["prompt"]) + body(code if "```" in text else text)
+        return f"{prompt}    pass\n\n{code}"
+    return prompt + body(prompt, code if "```" in text else text)
 
 
-def body(text: str) -> str:
-    r"""The part of a completion that is still inside the function.
+def body(prompt: str, text: str) -> str:
+    r"""The part of a completion that goes on from the prompt, indented if it has lost that.
 
-    >>> body("    return x\n\nprint(f(1))")
+    >>> body("def f(x):\n", "return x\n\nThis returns x.")
     '    return x\n'
     """
-    lines = text.split("\n")
-    ends = [i for i, line in enumerate(lines) if i and line.strip() and not line[0].isspace()]
-    return "\n".join(lines[: ends[0]] if ends else lines)
+    text = text[:LONGEST].lstrip("\n")
+    if not text[:1].isspace():
+        whole = text.partition("\n")[2].lstrip("\n")[:1].isspace()  # only the first line lost it
+        text = f"    {text}" if whole else indent(text, "    ", lambda line: True)
+    above, lines = prompt.split("\n")[:-1], text.split("\n")
+    count = python_lines([*above, *lines]) - len(above)
+    return "\n".join(lines[:count] if count > 0 else lines)
 
 
 def score(problem: Problem, text: str) -> bool:
@@ -53,7 +59,7 @@ def score(problem: Problem, text: str) -> bool:
 
 
 TASK = Benchmark(
-    "humaneval", 2, score, chat=False,
+    "humaneval", 3, score, chat=False,
     runs_code=True, shots=0, files=("HumanEval.jsonl.gz", "HumanEval.jsonl", "humaneval.jsonl"),
     hub=("openai/openai_humaneval", None, "test"),
     columns=("prompt", "canonical_solution", "test", "entry_point"),

@@ -56,7 +56,7 @@ def score(problem: Problem, text: str) -> bool:
 
 
 TASK = Benchmark(
-    "mbpp", 1, score, stop=("[DONE]",), chat=False, runs_code=True, shots=3,
+    "mbpp", 2, score, stop=("[DONE]",), chat=False, runs_code=True, shots=3,
     files=("mbpp.jsonl",), hub=("google-research-datasets/mbpp", "full", "test"),
     columns=("task_id", "text", "code", "test_list"), texts=("text", "code"),
     convert=convert, examples=examples,

@@ -3,22 +3,23 @@
 Every program runs in a process of its own (`guard.py`): isolated Python, an empty environment, a
 private temporary folder as working directory, nothing on stdin, stdout and stderr thrown away, and
 limits on CPU time, wall time, memory, file size, open files and processes. On Linux the kernel also
-gives it no network, no sight of other processes, and no file to write to outside its folder
-(namespaces and Landlock, where the kernel allows them); Python's audit hooks refuse sockets, new
-processes, signals and foreign libraries on every system. Afterwards its whole process group is
-ended.
+gives it no network, no way to signal other processes, no program to start, and no file to write to
+outside its folder (namespaces and Landlock, where the kernel allows them); Python's audit hooks
+refuse sockets, new processes and interpreters, signals, foreign libraries and changes of a file's
+owner or mode on every system. Afterwards its whole process group is ended.
 
 What this does not protect from: code that breaks the kernel or the interpreter, or digs its verdict
-out of the process's memory; reading files that you can read (it cannot send them anywhere, or keep
-them); a function that returns an object equal to everything, and so passes any test; many files in
-its own folder, each within the limit, until it ends and they are deleted. Without Linux only the
-limits and the audit hooks stand, and those a determined program can get around. For models you have
-reason to fear, use a machine you can throw away.
+out of the process's memory; reading files that you can read, and the names of what runs (it cannot
+send them anywhere, or keep them); a function that returns an object equal to everything, and so
+passes any test; many files in its own folder, each within the limit, until it ends and they are
+deleted. Where the kernel refuses namespaces and Landlock, as without Linux and in many containers,
+only the limits and the audit hooks stand, and those a determined program can get around: it may
+then reach the network and leave a process behind. For models you have reason to fear, use a machine
+you can throw away.
 """
 
 import json
 import os
-import re
 import secrets
 import select
 import signal
@@ -32,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastdllm.errors import InputError
+from fastdllm.eval.scoring import essentials
 
 GUARD = Path(__file__).with_name("guard.py")
 
@@ -75,13 +77,7 @@ def passes(code: str, tests: Sequence[str], limits: Limits | None = None) -> boo
     """
     if not code.strip():
         return False
-    return runs("\n".join([MAIN.sub("", code), *tests]), limits or Limits())
-
-
-MAIN = re.compile(
-    r"^if __name__ *== *['\"]__main__['\"] *:.*\n?(?:(?:[ \t].*)?\n|[ \t].*\Z)*", re.M
-)
-"""What a script would do besides, such as ask for input: not what is tested."""
+    return runs("\n".join([essentials(code), *tests]), limits or Limits())
 
 
 def runs(program: str, limits: Limits) -> bool:

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 
 from fastdllm.errors import InputError
 
@@ -45,10 +45,13 @@ def math_equal(result: str, text: str) -> bool:
     """
     boxed = last_boxed(text)
     said = boxed if boxed is not None else after_answer(text) or text[-TAIL:]
-    if _plain(said) == _plain(result):
+    one, other = _plain(said), _plain(result)
+    if one == other:
         return True
-    if not said.strip() or len(said) > TAIL:
+    if not said.strip() or len(said) > TAIL or _other_base(one, other):
         return False
+    if DECIMAL.fullmatch(one) and DECIMAL.fullmatch(other):
+        return same_number(one, other)
     try:
         from math_verify import parse, verify
     except ModuleNotFoundError:
@@ -68,7 +71,7 @@ def after_answer(text: str) -> str:
     >>> after_answer("The final answer is 42. I hope my answer is correct.")
     ' 42'
     """
-    said = re.split(r"answer is(?! correct)", text[-TAIL:])
+    said = re.split(r"(?i:answer(?: is(?! correct)|:))", text[-TAIL:])
     return re.split(r"\.\s+(?=[A-Z])", said[-1])[0] if len(said) > 1 else ""
 
 
@@ -76,6 +79,20 @@ def _plain(text: str) -> str:
     text = re.sub(r"\\(?:text|mbox|mathrm)\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"\\[dt]frac", r"\\frac", text)
     return re.sub(r"\\[!,;: ]|\\left|\\right|[\s$]+", "", text).rstrip(".")
+
+
+DECIMAL = re.compile(r"-?[\d,]*\.\d+")
+BASE = re.compile(r"(.*)_\{?(\d+)\}?")
+
+
+def _other_base(one: str, other: str) -> bool:
+    """Whether two numbers are written in bases, and the bases or the digits differ.
+
+    >>> _other_base("52_8", "52_{9}"), _other_base("52_8", "52_{8}"), _other_base("x_1", "7")
+    (True, False, False)
+    """
+    bases = [BASE.fullmatch(x) for x in (one, other)]
+    return all(bases) and bases[0].groups() != bases[1].groups()  # type: ignore[union-attr]
 
 
 NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+")
@@ -91,17 +108,23 @@ def last_number(text: str) -> str | None:
     return found[-1] if found else None
 
 
+PLAIN = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:/\d+)?")
+"""No exponents: a short one is a number that fills the memory."""
+
+
 def same_number(one: str | None, other: str) -> bool:
     """Whether two numbers are the same, commas and currency aside.
 
     >>> same_number("$1,250.00", "1250")
     True
     """
-    try:
-        a, b = (Decimal(re.sub(r"[$,%\s]", "", x or "")) for x in (one, other))
-    except InvalidOperation:
+    a, b = (re.sub(r"[$,%\s]", "", x or "") for x in (one, other))
+    if not (PLAIN.fullmatch(a) and PLAIN.fullmatch(b)):
         return False
-    return a == b
+    try:
+        return Fraction(a) == Fraction(b)
+    except (ValueError, ZeroDivisionError):
+        return False
 
 
 def extract_code(text: str) -> str:
@@ -111,7 +134,7 @@ def extract_code(text: str) -> str:
     >>> extract_code("Sure:\\ndef f(x):\\n    return x\\nThis returns x.")
     'def f(x):\\n    return x'
     """
-    text = text[:LONGEST]
+    text = _before_a_closing_fence(text[:LONGEST])
     blocks = [
         (tag.lower(), re.sub(rf"^{indent}", "", code, flags=re.M))
         for indent, tag, code in FENCE.findall(text)
@@ -134,6 +157,66 @@ def extract_code(text: str) -> str:
     return text[inline.start() :] if inline and not starts else text
 
 
+def _before_a_closing_fence(text: str) -> str:
+    """Without a fence that only closes: one whose opening stood in the prompt."""
+    fence = re.search(r"^[ \t]*```[ \t]*(\w*)", text, re.M)
+    if fence is None or fence[1]:
+        return text
+    before = text[: fence.start()]
+    begun = re.match(r"\s*\n?[ \t]+\S", before) or any(map(CODE.match, before.splitlines()))
+    return before if begun else text
+
+
+def essentials(code: str) -> str:
+    """A program without what a script does besides: calls that print or ask, its own assertions,
+    stray words, a `__main__` block, and a function begun again that says nothing.
+
+    >>> essentials("def f(x):\\n    return x\\nprint(f(int(input())))\\nassert f(1) == 2\\nEND")
+    'def f(x):\\n    return x'
+    """
+    try:
+        tree = ast.parse(code)
+        whole = {f.name for f in tree.body if isinstance(f, FUNCTION) and not _is_stub(f)}
+        kept = [s for s in tree.body if not _is_besides(s, whole)]
+        if len(kept) < len(tree.body):
+            return ast.unparse(ast.Module(kept, []))
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        pass  # as it is: what is wrong with it shows when it runs
+    return code
+
+
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _is_stub(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether there is nothing in it but words."""
+    return all(
+        isinstance(s, ast.Pass) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))
+        for s in function.body
+    )
+
+
+def _is_besides(statement: ast.stmt, whole: set[str]) -> bool:
+    """Whether a statement of the top is not part of what is asked for."""
+    match statement:
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            return statement.name in whole and _is_stub(statement)
+        case ast.ClassDef() | ast.Import() | ast.ImportFrom():
+            return False
+        case ast.Assert() | ast.AnnAssign(value=None):
+            return True
+        case ast.Expr() if not isinstance(statement.value, ast.Call):
+            return True
+        case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
+            return True
+    names = {
+        node.func.id
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    return bool(names & {"print", "input"})
+
+
 CODE = re.compile(r"(?:from|import|def|async def|class|@)[ \w]")
 INLINE = re.compile(r"\b(?:def|class) \w+")
 LONGEST = 20_000
@@ -142,17 +225,23 @@ TRIES = 10
 
 
 def _first_python(lines: list[str]) -> str:
-    """The lines before the first that is not Python; where that is, the compiler says."""
+    """The lines before the first that is not Python."""
+    return "\n".join(lines[: python_lines(lines)])
+
+
+def python_lines(lines: list[str]) -> int:
+    """How many lines come before the first that is not Python; where that is, the compiler says."""
+    count = len(lines)
     for _ in range(TRIES):
         try:
-            compile("\n".join(lines), "<answer>", "exec", flags=ast.PyCF_ONLY_AST)
+            compile("\n".join(lines[:count]), "<answer>", "exec", flags=ast.PyCF_ONLY_AST)
         except SyntaxError as error:
-            lines = lines[: min(error.lineno or 1, len(lines)) - 1]
+            count = min(error.lineno or 1, count) - 1
         except (ValueError, MemoryError, RecursionError):
-            return ""
+            return 0
         else:
             break
-    return "\n".join(lines)
+    return count
 
 
 def _is_python(text: str) -> bool:
