@@ -83,6 +83,41 @@ def test_problems_have_the_names_people_know() -> None:
     assert all(len({p.id for p in problems}) == len(problems) for problems in found.values())
 
 
+def test_the_same_question_twice_is_two_problems(tmp_path: Path) -> None:
+    rows = [{"question": "How many?", "answer": f"#### {n}"} for n in (1, 2, 1)]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = get("gsm8k").problems(tmp_path, 0)
+    assert len({p.fingerprint for p in found}) == 3
+    assert [p.id for p in found] == ["gsm8k/0", "gsm8k/1", "gsm8k/2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        ("gsm8k", {"question": "?", "answer": "none"}, "row 1 ends with no number"),
+        ("mbpp", {"task_id": 11, "text": "", "code": "", "test_list": "1"}, "is no list of texts"),
+    ],
+)  # fmt: skip
+def test_rows_that_can_never_be_right_are_named(
+    name: str, row: dict, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(InputError, match=message):
+        get(name).problems(tmp_path, 0)
+
+
+def test_an_error_in_reading_is_not_one_of_a_row(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("a,b")
+    with pytest.raises(InputError, match=r"^[^:]*x\.csv, line 1: not JSON"):
+        get("gsm8k").problems(tmp_path / "x.csv", 0)
+
+
+def test_a_missing_package_is_named_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastdllm.eval.task.find_spec", lambda name: None)
+    with pytest.raises(InputError, match="math is scored with math-verify; try: pip install"):
+        get("math").check_allowed(False)
+
+
 GSM = Problem("", "", {"result": "1250"})
 
 

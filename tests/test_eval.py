@@ -24,7 +24,7 @@ from fastdllm.bench.sweep import area, frontier, grid
 from fastdllm.eval.report import as_json, measure, table
 from fastdllm.eval.run import LINE, Sheet, about, ask, claim, describe, read_lines, run, solve
 from fastdllm.eval.summary import Summary, mcnemar, wilson
-from fastdllm.eval.task import GENERATED, Problem, Task, generated
+from fastdllm.eval.task import GENERATED, Problem, Task, generated, get
 from fastdllm.models.loading import EMBEDDED
 
 SHORT = Generation(16, 8, "topk:4", "none", early_stop=False)
@@ -457,7 +457,7 @@ def test_a_report_holds_everything_and_loads_nothing(llm: LLM, tmp_path: Path) -
         found, more = reproduce.figures(rows, sheets), reproduce.extra(name, rows, sheets)
         if name == "divergence":  # a random model is never right, and never hostile
             texts = {"threshold:0.9": "<script>alert(1)</script>", "factor:0.75": "a ```` b"}
-            more["alone_right"] = {"threshold:0.9": texts}
+            more["alone_right"] = {"threshold:0.9": {"asked": "What <b>is</b> it?", "texts": texts}}
         reproduce.write(name, llm, found, more, tmp_path)
         draw(name, found, "title", tmp_path, more)
     assert "`````text\na ```` b\n`````" in (tmp_path / "divergence.md").read_text()
@@ -471,6 +471,57 @@ def test_a_report_holds_everything_and_loads_nothing(llm: LLM, tmp_path: Path) -
     assert "http" not in re.sub(r"base64,[^\"]*", "", page)
     for sheet in sheets:
         assert str(sheet.settings.rule) in page
+
+
+def test_a_report_folds_every_answer_a_setting_has(llm: LLM, tmp_path: Path) -> None:
+    """The baseline answered one of seven, and another setting none of those."""
+    facts = about(llm, TASK, PROBLEMS, None, 1)
+    claim(tmp_path, facts)
+    for settings, part in (
+        (replace(SHORT, select="full"), PROBLEMS[:1]), (SHORT, PROBLEMS[:5]),
+        (replace(SHORT, cache="dual"), PROBLEMS[5:]),
+    ):  # fmt: skip
+        list(run(llm, TASK, part, [Sheet(tmp_path, settings)], 1))
+    rows = re.findall(r"<tr>(.*?)</tr>", report.write(tmp_path).read_text())
+    cells = {tuple(re.findall(r"<td[^>]*>(.*?)</td>", row)) for row in rows} - {()}
+    counts = {(row[0], row[1]): (row[4], row[7]) for row in cells}
+    assert counts["full", "none"] == ("1", "")
+    assert counts["topk:4", "none"][0] == "5"
+    assert counts["topk:4", "dual"] == ("2", "")  # nothing in common, so no p
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [
+        ("run.json", b"{}"), ("run.json", b"[]"), ("run.json", b"\xff"), ("table1.json", b"\xff"),
+        ("table1.json", b'{"rows": [{"count": 1}]}'), ("table1.json", b"[]"),
+        ("sweep.json", b"{}"),
+        ("x.jsonl", json.dumps(dict.fromkeys(LINE, 0) | {"settings": {"select": "full"}}).encode()),
+        ("x.jsonl", json.dumps(dict.fromkeys(LINE, "x") | {"settings": describe(SHORT)}).encode()),
+    ],
+)  # fmt: skip
+def test_a_report_names_what_is_not_ours(llm: LLM, name: str, raw: bytes, tmp_path: Path) -> None:
+    claim(tmp_path, about(llm, TASK, PROBLEMS, None, 1))
+    list(run(llm, TASK, PROBLEMS[:1], [Sheet(tmp_path, SHORT)], 1))
+    (tmp_path / name).write_bytes(raw + b"\n")
+    with pytest.raises(InputError, match=f"{name} (is|holds)"):
+        report.write(tmp_path)
+
+
+def test_an_impossible_rule_is_named_before_a_line_is_written(llm: LLM, tmp_path: Path) -> None:
+    sheets = [Sheet(tmp_path, replace(SHORT, select=rule, cache="prefix"))
+              for rule in ("full", "wino:0.9")]  # fmt: skip
+    with pytest.raises(InputError, match="wants cache none"):
+        list(run(llm, TASK, PROBLEMS, sheets, 1))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_usual_shots_may_be_named(llm: LLM) -> None:
+    gsm8k = get("gsm8k")
+    said = {about(llm, gsm8k, PROBLEMS, shots, 1)["shots"] for shots in (None, 5)}
+    assert said == {5}
+    assert about(llm, gsm8k, PROBLEMS, 8, 1)["shots"] == 8
+    assert {about(llm, TASK, PROBLEMS, shots, 1)["shots"] for shots in (None, 0)} == {None}
 
 
 def test_a_report_of_nothing(tmp_path: Path) -> None:

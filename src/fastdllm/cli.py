@@ -664,7 +664,8 @@ def sweep(
     """Rules over a grid of their parameters: the frontier of accuracy against passes and speed.
 
     Writes sweep.csv and .json, fig-frontier.svg and .png. An area is the mean accuracy over every
-    budget, of passes or of time for a token, up to that of `full`. The last line is JSON.
+    budget, of passes or of time for a token, up to that of the dearest point. The last line is
+    JSON.
     """
     import json
     from dataclasses import replace
@@ -744,6 +745,11 @@ def reproduce(
 
     check()
     names = paper.names(name, model)
+    own = all(who in EMBEDDED for who in names.values())
+    if own and (data is not None or images is not None):
+        raise InputError("an embedded model answers its own tasks; leave out --data and --images")
+    if calibration is not None and "fig-rules" not in names:
+        raise InputError(f"{name} uses no calibration; it is for fig-rules")
     models = {one: _load(one, dtype, device) for one in dict.fromkeys(names.values())}
     todo = {
         one: paper.cells(one, paper.taught(who), models[who].eyes is not None, calibration)
@@ -764,7 +770,7 @@ def reproduce(
         if one == "divergence":
             print(paper.differences(more))
         written = paper.write(one, llm, found, more, output)
-        title = f"{one}: {llm.name}, {found[0]['count']} problems"
+        title = f"{one}: {llm.name}, {paper.problems_of(found)}"
         written += draw(one, found, title, output, more)
         print("\n".join(map(str, written)))
     if not Team.here().rank:

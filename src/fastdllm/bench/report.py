@@ -57,10 +57,14 @@ def _experiments(folder: Path) -> list[dict[str, Any]]:
         path = folder / f"{name}.json"
         if path.exists():
             try:
-                found.append(json.loads(path.read_text()))
-                found[-1]["rows"][0]["count"]
-            except (json.JSONDecodeError, KeyError, IndexError, TypeError):
+                about = json.loads(path.read_text(encoding="utf-8"))
+                reproduce.caption(about, about["rows"])
+                [reproduce.columns(row) for row in about["rows"]]
+                if about["experiment"] != name:
+                    raise ValueError
+            except (ValueError, KeyError, IndexError, TypeError, AttributeError):
                 raise InputError(f"{path} is not one of ours; write it anew") from None
+            found.append(about)
     return found
 
 
@@ -89,19 +93,22 @@ def _experiment(about: Mapping[str, Any], folder: Path) -> str:
     return _section(name, told + _figure(folder / f"{name}.svg", name) + table + more, long=True)
 
 
-def _side_by_side(case: tuple[str, Mapping[str, str]]) -> str:
-    rule, texts = case
+def _side_by_side(case: tuple[str, Mapping[str, Any]]) -> str:
+    rule, about = case
     boxes = "".join(
-        f"<div>{escape(other)}<pre>{escape(text)}</pre></div>" for other, text in texts.items()
+        f"<div>{escape(other)}<pre>{escape(text)}</pre></div>"
+        for other, text in about["texts"].items()
     )
-    return f'<h3>Only {escape(rule)} is right</h3><div class="side">{boxes}</div>'
+    head = f"<h3>Only {escape(rule)} is right</h3>{_paragraph(about['asked'])}"
+    return f'{head}<div class="side">{boxes}</div>'
 
 
 def _run(run: Path, folder: Path) -> str:
     """The fold over the answers of one task, against the first of full, threshold or any rule."""
     try:
-        about = json.loads((run / "run.json").read_text())
-    except json.JSONDecodeError:
+        about = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        [about[key] for key in ("model", "task", "version", "machine", "date")]
+    except (ValueError, KeyError, TypeError):
         raise InputError(f"{run / 'run.json'} is damaged; move the folder away") from None
     sheets = _sheets(run)
     if not sheets:
@@ -122,10 +129,25 @@ def _run(run: Path, folder: Path) -> str:
     )
     common = _common([settings for settings, _ in sheets])
     figure = _figure(run / "fig-frontier.svg", "frontier") if run == folder else ""
+    figure += _areas(run / "sweep.json")
     return _section(
         _name(run, folder), _paragraph(told) + _paragraph(common) + figure
         + _table(RUN_COLUMNS, rows, ours), long=len(rows) > 20,
     )  # fmt: skip
+
+
+def _areas(path: Path) -> str:
+    """The areas under a sweep's frontiers."""
+    if not path.exists():
+        return ""
+    try:
+        areas = json.loads(path.read_text(encoding="utf-8"))["areas"]
+        rows = [[rule, f"{a['nfe']:.3f}", f"{a['seconds']:.3f}"] for rule, a in areas.items()]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InputError(f"{path} is not one of ours; run the sweep again") from None
+    told = "Area under the frontier: the mean accuracy over all budgets up to the dearest point's."
+    head = ["rule", "over passes", "over time a token"]
+    return _paragraph(told) + _table(head, rows, [row[0] == "frechet" for row in rows])
 
 
 def _name(run: Path, folder: Path) -> str:
@@ -137,7 +159,13 @@ def _sheets(run: Path) -> list[tuple[dict[str, Any], Lines]]:
     found: dict[str, tuple[dict[str, Any], Lines]] = {}
     for path in sorted(run.glob("*.jsonl")):
         for line in read_lines(path):
-            if not isinstance(settings := line.get("settings"), dict) or "select" not in settings:
+            settings = line["settings"]
+            numbers = (line["tokens"], line["nfe"], line["seconds"], line["right"])
+            if (
+                not isinstance(settings, dict)
+                or not {"select", "cache", "max_tokens", "block_size"} <= settings.keys()
+                or not all(isinstance(n, int | float) for n in numbers)
+            ):
                 raise InputError(f"{path} holds lines that are not ours; move it away")
             key = json.dumps(settings, sort_keys=True)
             found.setdefault(key, (settings, {}))[1][line["prompt"]] = line
@@ -152,17 +180,20 @@ def _sheets(run: Path) -> list[tuple[dict[str, Any], Lines]]:
 
 
 def _row(settings: Mapping[str, Any], lines: Lines, base: Lines) -> list[str]:
+    """A setting's own answers; what is compared, on the problems that the baseline answered too."""
     both = lines.keys() & base.keys()
-    s, b = Summary.of(lines[i] for i in both), Summary.of(base[i] for i in both)
+    s, mine = Summary.of(lines.values()), Summary.of(lines[i] for i in both)
+    b = Summary.of(base[i] for i in both)
     low, high = s.interval
     return [
         settings["select"], settings["cache"], str(settings["max_tokens"]),
         str(settings["block_size"]), str(s.count), f"{s.accuracy:.1%}",
         f"{100 * low:.0f}-{100 * high:.0f}",
-        "" if lines is base else f"{mcnemar(base, lines)[2]:.2f}", f"{s.mean_nfe:.1f}",
-        f"{1 - s.mean_nfe / b.mean_nfe:.0%}" if b.nfe else "", f"{s.tokens_per_nfe:.2f}",
+        f"{mcnemar(base, lines)[2]:.2f}" if both and lines is not base else "",
+        f"{s.mean_nfe:.1f}",
+        f"{1 - mine.mean_nfe / b.mean_nfe:.0%}" if b.nfe else "", f"{s.tokens_per_nfe:.2f}",
         f"{s.tokens_per_second:,.0f}",
-        f"{s.tokens_per_second / b.tokens_per_second:.2f}x" if b.tokens_per_second else "",
+        f"{mine.tokens_per_second / b.tokens_per_second:.2f}x" if b.tokens_per_second else "",
     ]  # fmt: skip
 
 

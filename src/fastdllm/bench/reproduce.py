@@ -300,6 +300,7 @@ def figures(rows: Sequence[Cell], sheets: Sequence[Sheet]) -> list[dict[str, Any
                 "high": 100 * s.interval[1],
                 "p": mcnemar(base.lines, sheet.lines)[2],
                 "nfe": s.mean_nfe,
+                "nfe_total": s.nfe,
                 "nfe_less": 1 - s.mean_nfe / (b.mean_nfe or math.inf),
                 "tokens_per_nfe": s.tokens_per_nfe,
                 "tokens_per_second": s.tokens_per_second,
@@ -345,10 +346,13 @@ def divergence(rows: Sequence[Cell], sheets: Sequence[Sheet]) -> Extra:
             if sheet.lines[i]["right"] and sum(s.lines[i]["right"] for s in sheets) == 1
         ]
         if mine:
-            alone[cell.select] = {
+            written = {
                 other.select: s.lines[mine[0]]["text"]
                 for other, s in zip(rows, sheets, strict=True)
             }
+            # Behind worked examples, the question is the last part.
+            asked = sheet.prompts[mine[0]].strip().split("\n\n")[-1]
+            alone[cell.select] = {"asked": asked, "texts": written}
     return {
         "count": len(shared),
         "texts_differ": len(texts),
@@ -429,8 +433,9 @@ def write(
 
 
 HEADINGS = (
-    "task", "len", "block", "cache", "rule", "accuracy", "95 %", "p", "NFE", "less", "tok/NFE",
-    "tok/s", "speed-up", "paper: accuracy", "tok/s", "NFE in all", "tok/NFE", "speed-up",
+    "task", "len", "block", "cache", "rule", "problems", "accuracy", "95 %", "p", "NFE",
+    "NFE in all", "less", "tok/NFE", "tok/s", "speed-up", "paper: accuracy", "NFE in all",
+    "tok/NFE", "tok/s", "speed-up",
 )  # fmt: skip
 
 
@@ -443,12 +448,14 @@ def columns(row: Mapping[str, Any]) -> list[str]:
     return [
         row["task"] if row["shots"] is None else f"{row['task']} ({row['shots']}-shot)",
         str(row["max_tokens"]), str(row["block_size"]), row["cache"], row["select"],
+        str(row["count"]),
         f"{row['accuracy']:.1f}", f"{row['low']:.0f}-{row['high']:.0f}", f"{row['p']:.2f}",
-        f"{row['nfe']:.1f}", f"{row['nfe_less']:.0%}", f"{row['tokens_per_nfe']:.2f}",
-        f"{row['tokens_per_second']:,.0f}", f"{row['speed_up']:.2f}x",
-        shown("paper_accuracy", ".1f"), shown("paper_tokens_per_second", ".1f"),
-        shown("paper_nfe_total", ",.0f"),
-        shown("paper_tokens_per_nfe", ".2f"), shown("paper_speed_up", ".2f"),
+        f"{row['nfe']:.1f}", f"{row['nfe_total']:,}", f"{row['nfe_less']:.0%}",
+        f"{row['tokens_per_nfe']:.2f}", f"{row['tokens_per_second']:,.0f}",
+        f"{row['speed_up']:.2f}x",
+        shown("paper_accuracy", ".1f"), shown("paper_nfe_total", ",.0f"),
+        shown("paper_tokens_per_nfe", ".2f"), shown("paper_tokens_per_second", ".1f"),
+        shown("paper_speed_up", ".2f"),
     ]  # fmt: skip
 
 
@@ -458,11 +465,16 @@ def headings(found: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
     return [(i, name) for i, name in enumerate(HEADINGS) if any(row[i] for row in cells)]
 
 
+def problems_of(found: Sequence[Mapping[str, Any]]) -> str:
+    """How many, or between how many."""
+    counts = sorted({row["count"] for row in found})
+    return f"{counts[0]} problems" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} problems"
+
+
 def caption(about: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the figures of a table are, in sentences."""
     told = [
-        f"{about['model']}, {found[0]['count']} problems a row, {about['machine']}, "
-        f"{about['date']}.",
+        f"{about['model']}, {problems_of(found)} a row, {about['machine']}, {about['date']}.",
         "Compared with threshold 0.9 of the same task, canvas and cache, or the first row; p is "
         "McNemar's exact test.",
     ]
@@ -514,9 +526,9 @@ def _side_by_side(about: Mapping[str, Any], more: Mapping[str, Any]) -> list[str
     printed = about["paper"]
     lines = [differences(more), ""]
     lines += [f"The paper, {printed['model']}: {differences(printed)}"]
-    for rule, texts in more["alone_right"].items():
+    for rule, case in more["alone_right"].items():
         lines += ["", f"## Only {rule} is right"]
-        for other, text in texts.items():
+        for other, text in {"asked": case["asked"], **case["texts"]}.items():
             fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
             lines += ["", f"{other}:", "", f"{fence}text", text, fence]
     return lines

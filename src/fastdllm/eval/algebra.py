@@ -154,4 +154,4 @@ def score(problem: Problem, text: str) -> bool:
     return math_equal(problem.check["result"], text)
 
 
-TASK = Generated("algebra", 3, score, make=make)
+TASK = Generated("algebra", 3, score, packages=("math_verify",), make=make)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,13 +41,20 @@ class Benchmark(Task):
             raise InputError(
                 f"{self.name}: {count} examples were asked for, {len(shown)} are there"
             )
+        rows = self.rows(data)
         try:
-            found = self.convert(self.rows(data), shown)
+            found = self.convert(rows, shown)
         except (TypeError, AttributeError, KeyError, ValueError) as error:
             raise InputError(f"{self.name}: a row is not as it should be: {error}") from None
         if not found:
             raise InputError(f"{self.name}: none of the rows is one of its test problems")
-        return [replace(p, id=p.id or f"{self.name}/{p.key or i}") for i, p in enumerate(found)]
+        named = [replace(p, id=p.id or f"{self.name}/{p.key or i}") for i, p in enumerate(found)]
+        before: Counter[str] = Counter()
+        for i, problem in enumerate(named):  # the same prompt twice is two problems
+            before[problem.fingerprint] += 1
+            if (times := before[problem.fingerprint]) > 1:
+                named[i] = replace(problem, key=f"{problem.key}#{times}")
+        return named
 
     def rows(self, data: Path | None) -> list[Raw]:
         """The benchmark's own rows."""

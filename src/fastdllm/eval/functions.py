@@ -51,12 +51,17 @@ CHANGES = (
 
 
 def make(rng: random.Random) -> Problem:
-    """One problem; its hidden tests are five calls with the results of the model answer."""
+    """One problem; its hidden tests are calls with the results of the model answer.
+
+    Five at random, and those that tell a function from its neighbours: at every boundary, in an
+    order that shows, with none.
+    """
     words, start, each, end = rng.choice(tuple(GOALS.values()))
     which, condition = rng.choice(CONDITIONS)
     how, change = rng.choice(CHANGES if "{e}" in each else CHANGES[:1])
     name = rng.choice(NAMES)
-    holes: dict[str, object] = {"k": rng.randint(2, 9), "j": rng.randint(3, 9)}
+    k = rng.randint(2, 9)
+    holes: dict[str, object] = {"k": k, "j": rng.randint(3, 9)}
     holes["e"] = change.format_map(holes)
     holes["which"] = which.format_map(holes)
     holes["these"] = how.format_map(holes)
@@ -73,6 +78,8 @@ def make(rng: random.Random) -> Problem:
     )
     calls = [[rng.randint(-9, 20) for _ in range(rng.randint(4, 8))] for _ in range(5)]
     shown = [rng.randint(1, 19) for _ in range(3)]
+    calls += [[n] for n in (-1, 0, 1, 2, k - 1, k, k + 1, 2 * k)]
+    calls += [[], [k + 1, -3, 2 * k, 1, -8, k - 1, 3 * k, 2, -k]]
     results = _results(code, name, [shown, *calls])
     prompt = (
         f"Write a Python function {name}(values) that returns {asked}. "
@@ -109,4 +116,4 @@ def score(problem: Problem, text: str) -> bool:
     return passes(extract_code(text), problem.check["tests"])
 
 
-TASK = Generated("functions", 4, score, runs_code=True, make=make)
+TASK = Generated("functions", 5, score, runs_code=True, make=make)

@@ -17,6 +17,9 @@ from fastdllm.eval.task import Problem
 
 def convert(rows: Sequence[Raw], shown: Sequence[Raw]) -> list[Problem]:
     """Question by question."""
+    for number, row in enumerate(rows, 1):
+        if not NUMBER.search(row["answer"].split("####")[-1]):
+            raise ValueError(f"the answer of row {number} ends with no number; wanted #### 18")
     front = "".join(f"Question: {r['question']}\nAnswer: {r['answer']}\n\n" for r in shown)
     return [
         Problem(

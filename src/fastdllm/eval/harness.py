@@ -368,5 +368,7 @@ def main(arguments: Iterable[str]) -> None:
     sys.argv = ["lm-eval", *arguments]
     try:
         cli_evaluate()
+    except InputError:
+        raise
     except (ValueError, KeyError) as error:  # an unknown task, model or option of the harness
         raise InputError(f"lm-eval: {str(error).strip().splitlines()[0]}") from None

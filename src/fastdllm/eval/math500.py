@@ -82,7 +82,7 @@ def score(problem: Problem, text: str) -> bool:
 
 
 TASK = Benchmark(
-    "math", 2, score, stop=("Problem:",), chat=False, shots=4,
+    "math", 2, score, stop=("Problem:",), chat=False, shots=4, packages=("math_verify",),
     files=("test.jsonl", "math500.jsonl", "math.jsonl"),
     hub=("HuggingFaceH4/MATH-500", None, "test"), columns=("problem", "solution", "answer"),
     texts=("problem", "solution", "answer"),

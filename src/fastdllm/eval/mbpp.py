@@ -29,6 +29,10 @@ def ask(row: Raw) -> str:
 
 def convert(rows: Sequence[Raw], shown: Sequence[Raw]) -> list[Problem]:
     """The test split, task by task."""
+    for row in rows:
+        tests = row["test_list"]
+        if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
+            raise ValueError(f"test_list of {row['task_id']} is no list of texts")
     front = "".join(f"{ask(r)}{r['code']}\n[DONE]\n\n" for r in shown)
     return [
         Problem(

@@ -102,6 +102,7 @@ class Sheet:
     ) -> None:
         """With `problems`, what the file says of others is left out of the fold."""
         self.settings, self.described = settings, describe(settings)
+        self.prompts = {p.fingerprint: p.prompt for p in problems or ()}
         self.lines: dict[str, Line] = {}
         self.path: Path | None = None
         if folder is None:
@@ -114,8 +115,7 @@ class Sheet:
         for path in sorted(folder.glob(f"{stem}*.jsonl")):
             self.lines |= {x["prompt"]: x for x in read_lines(path, mend=path == self.path)}
         if problems is not None:
-            wanted = {p.fingerprint for p in problems}
-            self.lines = {i: line for i, line in self.lines.items() if i in wanted}
+            self.lines = {i: line for i, line in self.lines.items() if i in self.prompts}
 
     def add(self, results: Sequence[Result], version: int) -> None:
         """Write the results of a batch, all of them down to the disk."""
@@ -193,8 +193,8 @@ def claim(folder: Path, about: Mapping[str, Any]) -> None:
             raise ValueError
     except ValueError:  # not JSON, not UTF-8, or no object
         raise InputError(f"{path} is damaged; move the folder away to start anew") from None
-    for key in about.keys() - {"date"}:
-        if old.get(key) != about[key]:
+    for key in about:
+        if key != "date" and old.get(key) != about[key]:
             raise InputError(
                 f"{folder} is a run with {key} {old.get(key)!r}, not {about[key]!r}; name another "
                 "--output"
@@ -209,6 +209,7 @@ def about(
     All of it but the date must be the same for a run to go on: times of another machine, or of
     other batches, would blend into one figure.
     """
+    usual = getattr(task, "shots", None)  # None: it knows no worked examples
     told = json.dumps([[p.fingerprint, p.answer, p.check] for p in problems], default=str)
     known = hashlib.sha256(told.encode())
     return {
@@ -217,7 +218,7 @@ def about(
         "dtype": dtype(llm),
         "task": task.name,
         "version": task.version,
-        "shots": shots,
+        "shots": usual if shots is None or usual is None else shots,
         "data": known.hexdigest()[:16],
         "batch": batch,
         "machine": machine(),
@@ -252,21 +253,20 @@ def run(
     """Ask what no sheet has yet; yields a sheet whenever a batch was added to it.
 
     The settings take turns, batch by batch (with a batch of one, problem by problem), so that a
-    noisy machine cannot favour one. A short one is run before the first, so that nobody pays for
-    warming up.
+    noisy machine cannot favour one. Each runs a block before the first, so that nobody pays for
+    warming up, and a rule this model or cache cannot take complains before anything is written.
     """
     team = Team.here()
     mine = list(problems)[team.rank :: team.size]
-    warm = False
+    for sheet in sheets:
+        first = [p for p in mine if p.fingerprint not in sheet.lines][:1]
+        if first:
+            short = replace(sheet.settings, max_tokens=sheet.settings.block_size)
+            llm.generate([ask(llm, p, task.chat) for p in first], short, images=pictures(first))
     for start in range(0, len(mine), batch):
         part = mine[start : start + batch]
         for sheet in sheets:
             missing = [p for p in part if p.fingerprint not in sheet.lines]
-            if missing and not warm:
-                short = replace(sheet.settings, max_tokens=sheet.settings.block_size)
-                two = missing[:2]
-                llm.generate([ask(llm, p, task.chat) for p in two], short, images=pictures(two))
-                warm = True
             if missing:
                 sheet.add(solve(llm, task, missing, sheet.settings), task.version)
                 yield sheet

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ class Task:
     """The score runs what the model wrote."""
     metric: str = "accuracy"
     """What the share of right answers is called."""
+    packages: tuple[str, ...] = ()
+    """What its score cannot do without."""
     judge: Callable[[Problem, str, Ask], bool | None] | None = None
     """A verdict by asking a judge model; None where it failed."""
 
@@ -74,7 +77,11 @@ class Task:
         raise NotImplementedError
 
     def check_allowed(self, code: bool) -> None:
-        """Complain if scoring would run what a model wrote and nobody allowed it."""
+        """Complain if a score wants what is missing, or runs what a model wrote unallowed."""
+        for package in self.packages:
+            if find_spec(package) is None:
+                name = package.replace("_", "-")
+                raise InputError(f"{self.name} is scored with {name}; try: pip install {name}")
         if self.runs_code and not code:
             raise InputError(
                 f"{self.name} is scored by running what the model writes; it runs in a sandbox, "
@@ -214,6 +221,8 @@ def chosen(
     task = get(name)
     task.check_allowed(code)
     every = task.problems(data, shots)
+    if images is not None and not any(problem.images for problem in every[:1]):
+        raise InputError(f"{name} asks about no pictures; leave out --images")
     some = task.some(every, limit, kinds, skip)
     return task, every, [with_pictures(problem, data, images) for problem in some]
 

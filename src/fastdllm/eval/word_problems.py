@@ -14,6 +14,7 @@ two digits depend on each other, and committing both at once can go wrong.
 import random
 import re
 
+from fastdllm.eval.scoring import TAIL
 from fastdllm.eval.task import Generated, Problem, say
 
 SHE = ("Mia", "Anna", "Lucy", "Emma", "Sara", "Nina", "Zoe", "Ruth")
@@ -106,9 +107,10 @@ def _step(rng: random.Random, total: int) -> tuple[str, str, str, int]:
 
 
 def score(problem: Problem, text: str) -> bool:
-    """Whether the number after the last #### is the result."""
-    found = re.findall(r"####\s*\$?(-?\d{1,9})(?:\.0*)?(?![\d.]*\d)", text)
-    return bool(found) and int(found[-1]) == problem.check["result"]
+    """Whether what stands after the last ####, up to the line's end, is the result."""
+    said = text[-TAIL:].rpartition("####")[2].split("\n")[0] if "####" in text[-TAIL:] else ""
+    found = re.fullmatch(r"[\s*$]*(-?\d{1,9})(?:\.0*)?[\s*.]*(?:[A-Za-z]+\.?)?\s*", said)
+    return found is not None and int(found[1]) == problem.check["result"]
 
 
-TASK = Generated("word-problems", 3, score, make=make)
+TASK = Generated("word-problems", 4, score, make=make)
