@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fastdllm.eval.run import Sheet, solve
 from fastdllm.eval.summary import Summary
-from fastdllm.eval.task import generated
+from fastdllm.eval.task import Problem, generated
 from fastdllm.generation import Generation
 from fastdllm.llm import LLM
 from fastdllm.training.recipe import Recipe
@@ -114,9 +114,6 @@ def _evaluate(trainer: Trainer, log: "Log", tasks: Sequence[str], count: int) ->
     if trainer.team.rank == 0:
         with trainer.averaged():
             llm, recipe = LLM(trainer.model, trainer.tokenizer), trainer.recipe
-            settings = Generation(
-                recipe.canvas, recipe.block_size, select="threshold:0.9", cache="prefix"
-            )
             known = {x.get("task") for x in read_metrics(log.path) if x["step"] == trainer.step}
             for name in tasks:
                 if name in known:
@@ -124,8 +121,10 @@ def _evaluate(trainer: Trainer, log: "Log", tasks: Sequence[str], count: int) ->
                 task = generated(name)
                 if recipe.mode == "pretrain":
                     task = replace(task, chat=False)  # it has never seen a turn
-                sheet = Sheet(None, settings)
                 problems = task.held_out(count)
+                size = _room(trainer, problems)
+                settings = Generation(size, recipe.block_size, "threshold:0.9", "prefix")
+                sheet = Sheet(None, settings)
                 for at in range(0, count, BATCH):
                     sheet.add(solve(llm, task, problems[at : at + BATCH], settings), task.version)
                 done = Summary.of(sheet.lines.values())
@@ -138,6 +137,13 @@ def _evaluate(trainer: Trainer, log: "Log", tasks: Sequence[str], count: int) ->
                     f"{done.tokens_per_nfe:.2f} tokens/NFE"
                 )
     trainer.team.wait()
+
+
+def _room(trainer: Trainer, problems: Sequence[Problem]) -> int:
+    """Blocks for the longest answer and its end: what is longer is wrong, more would only cost."""
+    longest = max(len(trainer.tokenizer.encode(problem.answer)) for problem in problems)
+    size = trainer.recipe.block_size
+    return min(trainer.recipe.canvas, -(-(longest + 1) // size) * size)
 
 
 class Log:
