@@ -14,7 +14,6 @@ import argparse
 import datetime
 import hashlib
 import json
-import platform
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,8 +25,8 @@ from rich.progress import track
 
 from fastdllm.bench.reproduce import taught
 from fastdllm.eval.reliability import on_own_order, on_random_masks
-from fastdllm.eval.run import Sheet, run
-from fastdllm.eval.summary import Summary
+from fastdllm.eval.run import Sheet, machine, run
+from fastdllm.eval.summary import Summary, wilson
 from fastdllm.eval.task import GENERATED, generated
 from fastdllm.generation import Generation
 from fastdllm.llm import LLM
@@ -37,6 +36,9 @@ from fastdllm.training.run import plot, read_metrics
 
 RULES = ("full", "threshold:0.9", "threshold:0.5", "factor:0.75", "frechet:0.25")
 LEFT_TO_RIGHT = "left to right"
+NO_CACHE = ", no cache"
+RISKY = (*RULES, "topk:4")
+"""Shown on lists without a cache, kind by kind."""
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 BATCH = 64
 DOCS = Path(__file__).parent.parent / "docs"
@@ -76,6 +78,8 @@ def take(runs: Sequence[Path], folder: Path) -> None:
         plot(stage)
         shutil.copyfile(stage / "curve.svg", DOCS / "figures" / f"{stage.name}.svg")
     about["stages"] = [stage.name for stage in runs]
+    about["seeds"] = [recipes.load(ZOO / "recipes" / f"{s.name}.json").seed for s in runs]
+    about["learnt"] = torch.load(runs[-1] / "state.pt", weights_only=True)["learnt"]
     about["recipe"] = json.loads((runs[-1] / "recipe.json").read_text())
     (folder / "training.json").write_text(json.dumps(about, indent=2) + "\n")
 
@@ -89,8 +93,7 @@ class Measured:
         old = json.loads(self.path.read_text()) if self.path.exists() else {}
         self.values: dict[str, Any] = old if old.get("weights") == weights else {
             "weights": weights, "results": {},
-            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, "
-            f"torch {torch.__version__}",
+            "machine": machine(),
             "date": datetime.date.today().isoformat(),
         }  # fmt: skip
 
@@ -103,24 +106,27 @@ class Measured:
         self.path.write_text(json.dumps(self.values, indent=2) + "\n")
 
 
+def variants(task: str) -> dict[str, dict[str, Any]]:
+    """What is measured of a task, and how it differs from the settings of all."""
+    found: dict[str, dict[str, Any]] = {rule: {"select": rule} for rule in RULES}
+    found[LEFT_TO_RIGHT] = {"select": "full", "block_size": 1}  # a block of one token
+    if task == "lists":
+        found |= {f"{rule}{NO_CACHE}": {"select": rule, "cache": "none"} for rule in RISKY}
+    return found
+
+
 def measure(llm: LLM, name: str, count: int, measured: Measured) -> None:
     task = generated(name)
     whole = task.held_out(count)
     few = whole[: max(1, count // 4)]
-    for rule in (*RULES, LEFT_TO_RIGHT):
-        key = f"{name}/{task.version}/{rule}"
+    base = Generation(64 if whole[0].images else 256, cache="prefix")
+    for label, change in variants(name).items():
+        key = f"{name}/{task.version}/{label}"
         # Left to right reads the whole canvas for every token.
-        problems = few if rule == LEFT_TO_RIGHT else whole
+        problems = few if label == LEFT_TO_RIGHT else whole
         if measured.get(key, len(problems)):
             continue
-        # A block of one token is decoded left to right.
-        base = Generation(64 if problems[0].images else 256, cache="prefix")
-        settings = (
-            replace(base, select="full", block_size=1)
-            if rule == LEFT_TO_RIGHT
-            else replace(base, select=rule)
-        )
-        sheet = Sheet(None, settings)
+        sheet = Sheet(None, replace(base, **change))
         batches = -(-len(problems) // BATCH)
         for _ in track(run(llm, task, problems, [sheet], BATCH), key, batches, transient=True):
             pass
@@ -163,7 +169,7 @@ tasks and nothing else: it is here to measure decoding on, not to talk to.
 |---|---|
 | shape | {layers} layers, width {width}, {heads} heads ({kv_heads} for keys), feed-forward {mlp} |
 | data | {tasks}; one prompt in eight, by its hash, is held out |
-| training | seed {seed}, {steps:,} steps of {batch} rows, {tokens:,} tokens, {hours:.1f} h on 2 cores |
+| training | seed {seeds}, {steps:,} steps of {batch} rows, {tokens:,} tokens, {hours:.1f} h on 2 cores |
 | again | `make train-tiny TINY="{stages}"`, then `python benchmarks/card.py {name} --run {runs}` |
 | measured | {machine}, {date}; weights {weights} |
 """
@@ -176,6 +182,15 @@ commits the surest token of the block, one a pass; left to right is the same wit
 
 | task | rule | problems | accuracy | interval | NFE | tokens/NFE |
 |---|---|--:|--:|--:|--:|--:|
+"""
+
+RISKS = """\
+## What a rule risks
+
+Lists without a cache. A copy forgives any rule; in a shuffle every word excludes itself everywhere
+else, so of two places that are filled together both may get the same one. (With a cache the words of
+the prompt do not hear which of them are taken until the next block: shuffles then fail under any rule.)
+
 """
 
 CALIBRATION = """\
@@ -201,7 +216,8 @@ def card(name: str, folder: Path, values: dict[str, Any]) -> str:
         "size": (folder / "model.safetensors").stat().st_size / 1e6,
         "dtype": json.loads((folder / "config.json").read_text())["torch_dtype"],
         "origin": f"from {Path(recipe.graft).name}'s weights" if recipe.graft else "from scratch",
-        "tasks": ", ".join(f"{task} v{generated(task).version}" for task in recipe.tasks),
+        "seeds": ", ".join(map(str, about["seeds"])),
+        "tasks": ", ".join(f"{task} v{about['learnt'][task]}" for task in recipe.tasks),
     }  # fmt: skip
     return "\n".join(
         [
@@ -217,24 +233,45 @@ def card(name: str, folder: Path, values: dict[str, Any]) -> str:
 
 def accuracy_rows(results: dict[str, Any]) -> str:
     rows = ""
-    for key, r in ordered(results, (*RULES, LEFT_TO_RIGHT)):
+    risky = [f"{rule}{NO_CACHE}" for rule in RISKY]
+    for key, r in ordered(results, (*RULES, LEFT_TO_RIGHT, *risky)):
         task, _, rule = key.split("/")
-        low, high = r["interval"]
-        rows += (
-            f"| {task} | {rule} | {r['count']} | {r['right'] / r['count']:.1%} "
-            f"| {low:.1%} .. {high:.1%} | {r['nfe']:.1f} | {r['tokens_per_nfe']:.2f} |\n"
-        )
+        more = f"{r['nfe']:.1f} | {r['tokens_per_nfe']:.2f}"
+        rows += accuracy_row(task, rule, r["right"], r["count"], more)
+        if task == "lists" and rule in RULES:
+            others = [r["kinds"][kind] for kind in r["kinds"] if kind != "shuffle"]
+            right, count = (sum(numbers) for numbers in zip(*others, strict=True))
+            rows += accuracy_row("lists, no shuffle", rule, right, count, " | ")
     return rows
 
 
+def accuracy_row(task: str, rule: str, right: int, count: int, more: str) -> str:
+    low, high = wilson(right, count)
+    share = f"{right / count:.1%} | {low:.1%} .. {high:.1%}"
+    return f"| {task} | {rule} | {count} | {share} | {more} |\n"
+
+
 def kinds(results: dict[str, Any]) -> list[str]:
-    rows = "".join(
-        f"| {key.split('/')[0]} | {kind.replace('_', ' ')} | {right} | {count} |\n"
-        for key, r in ordered(results, ("full",))
-        for kind, (right, count) in r["kinds"].items()
-    )
-    head = "By kind, `full`:\n\n| task | kind | right | of |\n|---|---|--:|--:|\n"
-    return [head + rows] if rows else []
+    """Right answers by kind of problem, a column a rule: what one kind forgives, another does not."""
+    rows = "".join(kind_rows(results, key, RULES, "") for key, _ in ordered(results, ("full",)))
+    found = [f"Right answers by kind:\n\n{kind_head(RULES)}{rows}"] if rows else []
+    for key, _ in ordered(results, (f"full{NO_CACHE}",)):
+        rows = kind_rows(results, key, RISKY, NO_CACHE)
+        found.append(f"{RISKS}{kind_head(RISKY)}{rows}")
+    return found
+
+
+def kind_head(rules: Sequence[str]) -> str:
+    return f"| task | kind | problems | {' | '.join(rules)} |\n|---|---|--:{'|--:' * len(rules)}|\n"
+
+
+def kind_rows(results: dict[str, Any], key: str, rules: Sequence[str], suffix: str) -> str:
+    start, rows = key.rpartition("/")[0], ""
+    for kind, (_, count) in results[key]["kinds"].items():
+        of = [results.get(f"{start}/{rule}{suffix}", {"kinds": {}})["kinds"] for rule in rules]
+        cells = " | ".join(f"{found[kind][0]}" if kind in found else "-" for found in of)
+        rows += f"| {start.split('/')[0]} | {kind.replace('_', ' ')} | {count} | {cells} |\n"
+    return rows
 
 
 def calibration_rows(results: dict[str, Any]) -> str:

@@ -17,10 +17,10 @@ from fastdllm.eval.task import GENERATED, Problem, generated
 
 # Of all held-out prompts. A change here is a change of the task: raise its version.
 FINGERPRINTS = {
-    "word-problems": (3, "f932cf5f7f272f14"),
+    "word-problems": (4, "2bf6bddfa2f68b40"),
     "algebra": (3, "a590eb1e33bb4e3a"),
-    "functions": (4, "3f22088cc4c9638e"),
-    "lists": (6, "8d2416e83b6ef48e"),
+    "functions": (5, "c4e0c68d093818b4"),
+    "lists": (7, "07888cb43f7f16de"),
     "shapes": (7, "f37455b6a9cb88fa"),
 }
 
@@ -74,6 +74,43 @@ def test_every_sum_of_a_word_problem_is_true() -> None:
         for a, sign, b, c in sums:
             assert eval(f"{a} {sign} {b}") == int(c)
         assert problem.answer.endswith(f"\n#### {sums[-1][3]}")
+
+
+@pytest.mark.parametrize(
+    ("said", "right"),
+    [
+        ("#### 36", True), ("#### $36.00", True), ("#### **36**", True), ("#### 36 shells.", True),
+        ("#### 12\n#### 36", True), ("#### 36,000", False), ("#### 36/2", False),
+        ("#### 36 + 2 = 38", False), ("#### 36 - 5", False), ("#### 36 41", False),
+        ("#### 36e2", False), ("#### 36\n#### none", False), ("36", False), ("#### 36.5", False),
+    ],
+)  # fmt: skip
+def test_the_whole_of_a_word_problems_result_counts(said: str, right: bool) -> None:
+    assert generated("word-problems").score(Problem("", "", {"result": 36}), said) == right
+
+
+def test_a_function_is_told_from_its_neighbours() -> None:
+    """A bound off by one, a sign that lets it in, an order turned round."""
+    changes = (
+        lambda code: re.sub(r"(n [<>] )(\d)", lambda m: f"{m[1]}{int(m[2]) + 1}", code),
+        lambda code: re.sub(r"(n [<>] )(\d)", lambda m: f"{m[1]}{int(m[2]) - 1}", code),
+        lambda code: re.sub(r"n ([<>]) ", r"n \1= ", code),
+        lambda code: code.replace("[::-1]", ""),
+    )
+    every = [[n] for n in range(-30, 60)] + [[*range(-20, 20)]]
+    told = 0
+    for problem in generated("functions").held_out(300):
+        name = problem.answer.partition("(")[0].removeprefix("def ")
+        for change in changes:
+            rooms: list[dict] = [{}, {}]
+            for room, code in zip(rooms, (problem.answer, change(problem.answer)), strict=True):
+                exec(code, room)
+            right, wrong = ([room[name](values) for values in every] for room in rooms)
+            if right != wrong:  # n >= 0 and n > 0 have the same sum
+                told += 1
+                with pytest.raises(AssertionError):
+                    exec("\n".join(problem.check["tests"]), rooms[1])
+    assert told > 300
 
 
 def test_every_equation_of_algebra_is_true() -> None:

@@ -9,11 +9,12 @@
     1. cat
     2. owl
     3. fox
-    That is all.
+    The list is this.
 
 Committing in parallel is harmless for a copy and dangerous for a shuffle: there every permutation
 is right and a repeated item is wrong, so no place can be filled without looking at the others. What
-is replaced is one of the first three. The wording around the list is drawn.
+is replaced is one of the first three. The wording around the list is drawn, and none of it moves
+the list: else even a copy could be begun in two places at once.
 """
 
 import random
@@ -26,7 +27,7 @@ WORDS = (
     "owl", "pig", "rat", "seal",
 )  # fmt: skip
 HEADINGS = {
-    "copy": "again",
+    "copy": "again word by word",
     "reverse": "in reverse order",
     "sort": "in alphabetical order",
     "replace": "with the new word",
@@ -50,10 +51,10 @@ def make(rng: random.Random) -> Problem:
         result[at] = rng.choice([w for w in WORDS if w not in words])
         asked = f"Replace a word of this list by {at + 1}. {result[at]}"
     prompt = f"{asked}:\n{_numbered(words)}"
-    opening = f"{say(rng, 'Here', 'This')} is {say(rng, 'the', 'this', 'that')}"
-    closing = f"{say(rng, 'That', 'This')} is {say(rng, 'all', 'the result', 'the answer')}"
-    heading = f"{opening} {say(rng, 'list', 'same list', 'new list')} {HEADINGS[kind]}"
-    answer = f"{heading}{say(rng, ':', ' now:')}\n{_numbered(result)}\n{closing}."
+    what = "list", "result", "answer"
+    heading = f"Here {say(rng, 'is', 'was')} {say(rng, 'the', 'this', 'that')} {say(rng, *what)}"
+    closing = f"The {say(rng, *what)} {say(rng, 'is', 'was')} {say(rng, 'this', 'that')}"
+    answer = f"{heading} {HEADINGS[kind]}:\n{_numbered(result)}\n{closing}."
     return Problem(prompt, answer, {"kind": kind, "result": result})
 
 
@@ -71,4 +72,4 @@ def score(problem: Problem, text: str) -> bool:
     return words == wanted and numbers == list(range(1, len(wanted) + 1))
 
 
-TASK = Generated("lists", 6, score, make=make)
+TASK = Generated("lists", 7, score, make=make)
