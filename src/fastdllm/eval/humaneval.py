@@ -46,7 +46,7 @@ def body(prompt: str, text: str) -> str:
     text = text[:LONGEST].lstrip("\n")
     if not text[:1].isspace():
         whole = text.partition("\n")[2].lstrip("\n")[:1].isspace()  # only the first line lost it
-        text = f"    {text}" if whole else indent(text, "    ", lambda line: True)
+        text = f"    {text}" if whole else indent(text, "    ")
     above, lines = prompt.split("\n")[:-1], text.split("\n")
     count = python_lines([*above, *lines]) - len(above)
     return "\n".join(lines[:count] if count > 0 else lines)

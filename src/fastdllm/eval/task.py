@@ -243,8 +243,8 @@ def with_pictures(problem: Problem, data: Path | None, images: Path | None) -> P
 def generated(name: str) -> Generated:
     """One of the tasks made here, by its name; or only one kind of its problems.
 
-    >>> generated("lists").held_out(1)[0].prompt.split(":")[0]
-    'Shuffle this list'
+    >>> generated("lists").held_out(1)[0].id
+    'lists/0'
     >>> generated("lists/sort").held_out(1)[0].prompt.split(":")[0]
     'Sort this list'
     """
