@@ -716,7 +716,7 @@ def reproduce(
     ] = None,
     images: Images = None,
     limit: Annotated[
-        int | None, typer.Option(help="Problems a row; 30 of an embedded model's, else all.")
+        int | None, typer.Option(help="Problems a row; 20 of an embedded model's, else all.")
     ] = None,
     allow_code_execution: AllowCode = False,
     batch_size: Timed = 1,
@@ -761,7 +761,7 @@ def reproduce(
         paper.check_output(one, models[who].name, output)
     for one, rows in todo.items():
         llm = models[names[one]]
-        count = 30 if names[one] in EMBEDDED and limit is None else limit
+        count = 20 if names[one] in EMBEDDED and limit is None else limit
         sheets = paper.run(llm, rows, data, count, batch_size, output, images)
         if Team.here().rank:
             continue
