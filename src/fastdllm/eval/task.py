@@ -103,14 +103,18 @@ class Task:
             raise InputError(f"{skip} are to be skipped; there are {len(found)}, try fewer")
         return found[skip:][:limit]
 
-    def of_kind(self, problems: Sequence[Problem], kinds: str) -> list[Problem]:
-        """Only those of some kinds, named with commas between; all without any."""
-        wanted = [k for k in kinds.split(",") if k]
+    def check_kinds(self, wanted: Sequence[str], problems: Sequence[Problem]) -> None:
+        """Complain about a kind that none of these problems is of."""
         known = sorted({str(p.check["kind"]) for p in problems if "kind" in p.check})
         for kind in wanted:
             if kind not in known:
                 hint = did_you_mean(kind, known) if known else f"{self.name} has none"
                 raise InputError(f"unknown kind '{kind}'; {hint}")
+
+    def of_kind(self, problems: Sequence[Problem], kinds: str) -> list[Problem]:
+        """Only those of some kinds, named with commas between; all without any."""
+        wanted = [k for k in kinds.split(",") if k]
+        self.check_kinds(wanted, problems)
         return [p for p in problems if not wanted or p.check["kind"] in wanted]
 
 
@@ -143,11 +147,7 @@ class Generated(Task):
     def only(self, kind: str) -> "Generated":
         """A task of one kind of these problems."""
         rng = random.Random(kind)
-        some = [self.make(rng) for _ in range(100)]
-        known = sorted({str(p.check["kind"]) for p in some if "kind" in p.check})
-        if kind not in known:
-            hint = did_you_mean(kind, known) if known else f"{self.name} has none"
-            raise InputError(f"unknown kind '{kind}'; {hint}")
+        self.check_kinds([kind], [self.make(rng) for _ in range(100)])
 
         def make(rng: random.Random) -> Problem:
             while (problem := self.make(rng)).check["kind"] != kind:
