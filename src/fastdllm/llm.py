@@ -166,7 +166,7 @@ class LLM:
         pieces = split_holes(text)
         self._check_length(sum(piece for piece in pieces if isinstance(piece, int)))
         for piece in pieces:
-            new = [self.mask_id] * piece if isinstance(piece, int) else self._encode(piece)
+            new = [self.mask_id] * piece if isinstance(piece, int) else self.encode(piece)
             ids += new
             masked += [isinstance(piece, int)] * len(new)
         row = self._row(ids, masked, settings, 0)
@@ -244,7 +244,8 @@ class LLM:
 
     # --- From prompts to rows, from rows to completions ----------------------------------------
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, as it stands: no chat template around it."""
         if self.tokenizer is None:
             raise InputError(
                 f"{self.name} has no tokenizer, so text cannot be read; give token ids"
@@ -253,14 +254,14 @@ class LLM:
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
-            return self._encode(prompt)
+            return self.encode(prompt)
         parts = prompt.tolist() if hasattr(prompt, "tolist") else prompt
         if isinstance(parts, list | tuple) and all(isinstance(p, Integral) for p in parts):
             return [int(p) for p in parts]
         if isinstance(parts, list | tuple) and all(isinstance(p, Mapping) for p in parts):
             if self.tokenizer is None:
                 raise InputError(f"{self.name} has no tokenizer, so it cannot chat; give token ids")
-            return self._encode(self.tokenizer.chat(parts))
+            return self.encode(self.tokenizer.chat(parts))
         raise InputError(
             f"a prompt of type {type(prompt).__name__} cannot be read; wanted text, a list of "
             "token ids, or a list of chat messages"
