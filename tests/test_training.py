@@ -56,7 +56,8 @@ def test_chances_are_those_of_the_pattern(seed: int, pattern: str, block: int) -
     maskable = torch.rand(5, 20, generator=g) < 0.7
     kind = torch.full((5,), objective.PATTERNS.index(pattern))
     t, at = objective.strata(5, g), torch.rand(5, generator=g)
-    chance = objective.chances(kind, maskable, block, t, at)
+    digit = torch.rand(5, 20, generator=g) < 0.3
+    chance = objective.chances(kind, maskable, digit, block, t, at)
     assert (chance[~maskable] == 0).all(), "a prompt is never masked"
     for number, (row, where) in enumerate(zip(chance, maskable, strict=True)):
         p = row[where].tolist()
@@ -64,6 +65,8 @@ def test_chances_are_those_of_the_pattern(seed: int, pattern: str, block: int) -
             assert set(p) <= {1.0}
         elif pattern == "random":
             assert set(p) <= {float(t[number])}
+        elif pattern == "digits":
+            assert p == [float(t[number]) * is_one for is_one in digit[number, where].tolist()]
         elif pattern == "prefix":
             assert p == sorted(p)
             assert set(p) <= {0.0, 1.0}
@@ -313,7 +316,7 @@ def test_what_the_command_line_names_is_all_that_is_learnt(tmp_path: Path) -> No
     data = tmp_path / "d.jsonl"
     data.write_text('{"prompt": "Say hi.", "answer": "hi"}\n')
     for tasks, file in ((["lists"], None), ([], data)):
-        r = recipe.choose("tiny-llada-base", init="", tasks=tasks, data=file, values=[])
+        r = recipe.choose("tiny-llada", init="", tasks=tasks, data=file, values=[])
         assert not any(phase.tasks for phase in r.phases)
         assert (dict(r.tasks), r.data) == (dict.fromkeys(tasks, 1.0), str(file or ""))
     with pytest.raises(InputError, match="--task and --data were both given"):
@@ -357,6 +360,18 @@ def test_a_run_is_a_checkpoint_that_loads(
     assert done.usage.tokens <= 32
     raw = json.loads((tmp_path / "config.json").read_text())
     assert raw["model_type"] == family
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_new_model_hears_its_words_and_has_no_opinion(tied: bool, tmp_path: Path) -> None:
+    """Small embeddings drown in what the first blocks add: nothing is then copied for long."""
+    model = start(recipe.change(SMALL, {"tied": tied}), tmp_path, device=torch.device("cpu")).model
+    assert float(model.embed.weight.detach().std()) == pytest.approx(1, abs=0.05)
+    ids = torch.randint(model.config.vocab, (8, 32), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = objective.read(model, ids, torch.ones_like(ids, dtype=torch.bool))
+    cost = F.cross_entropy(logits, torch.randint(model.config.vocab, (len(logits),)))
+    assert cost < torch.tensor(model.config.vocab).log() + 1.5
 
 
 def test_it_learns(tmp_path: Path) -> None:

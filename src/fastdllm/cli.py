@@ -225,7 +225,7 @@ def train(
     output: Annotated[Path, typer.Option(help="The folder of the run; it resumes what is there.")],
     recipe: Annotated[
         str,
-        typer.Option(help="A recipe file, or one that comes along: tiny-llada-base, tiny-dream."),
+        typer.Option(help="A recipe file, or one that comes along: tiny-llada, tiny-dream."),
     ] = "",
     init: Annotated[str, typer.Option(help="A checkpoint folder or hub id to go on from.")] = "",
     task: Annotated[

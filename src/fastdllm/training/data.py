@@ -228,7 +228,7 @@ def sum_drill(rng: random.Random) -> tuple[str, str]:
     """A sum of the kind the tasks are made of, and its result.
 
     >>> sum_drill(random.Random(1))
-    ('18 + 6 = ', '24')
+    ('6 + 18 = ', '24')
     """
     while True:
         sign = rng.choices("+-*/", (4, 4, 2, 1))[0]
@@ -244,6 +244,8 @@ def sum_drill(rng: random.Random) -> tuple[str, str]:
             continue
         result = {"+": a + b, "-": a - b, "*": a * b, "/": a // b}[sign]
         if (1 if sign in "/*" else 10) <= result <= 99:
+            if sign in "+*" and rng.random() < 0.5:
+                a, b = b, a
             return f"{a} {sign} {b} = ", str(result)
 
 

@@ -9,6 +9,7 @@ states that decoding passes through:
              of block-wise decoding
     prefix   known up to a cut, masked after it
     all      everything that may be masked is
+    digits   every digit with probability t, and no other: the sums of drills, in sentences
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ Chances = Float[Tensor, "rows length"]
 Seen = tuple[tuple[Pixels, Size], Sequence[int]]
 """A picture and where it stands."""
 
-PATTERNS = ("random", "block", "prefix", "all")
+PATTERNS = ("random", "block", "prefix", "all", "digits")
 LEAST = 0.01
 """The smallest t: below it a row weighs a hundred times, and almost never hides anything."""
 
@@ -37,6 +38,7 @@ LEAST = 0.01
 def chances(
     pattern: Int[Tensor, " rows"],
     maskable: Flags,
+    digit: Flags,
     block_size: int,
     t: Float[Tensor, " rows"],
     at: Float[Tensor, " rows"],
@@ -52,7 +54,7 @@ def chances(
     every = t[:, None].expand(maskable.shape)
     inside = torch.where(block == chosen, every, (block > chosen).float())
     after = (place >= where * size).float()
-    options = torch.stack((every, inside, after, torch.ones_like(every)))
+    options = torch.stack((every, inside, after, torch.ones_like(every), every * digit))
     return torch.where(maskable, options[pattern, torch.arange(len(maskable))], 0.0)
 
 

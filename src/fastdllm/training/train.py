@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from fastdllm.training.recipe import Phase, Recipe, difference, from_json, load
 from fastdllm.vision.eyes import EyesConfig
 from fastdllm.vision.prompt import special_ids
 
-PIECE = 1024
+PIECE = 512
 """Tokens a forward pass: few, so that they stay in the processor's caches and its rows are of like
 length; and several pieces a batch, so that the processes of a team get equal shares."""
 TEXTS = 20_000  # problems to learn a vocabulary from
@@ -48,7 +49,9 @@ TEXTS = 20_000  # problems to learn a vocabulary from
 def new_model(config: ModelConfig, seed: int) -> Transformer:
     """Random weights: normal with 0.02, smaller where a block adds to the stream.
 
-    Eyes begin with features of size one: they are not added to a table of words.
+    Embeddings begin with size one, as features of eyes do: smaller ones drown in what the first
+    blocks add, and nothing is copied from a prompt for thousands of steps. Where they are the
+    head too, the last norm is as small as makes logits of size one.
     """
     model = Transformer(config)
     generator = torch.Generator().manual_seed(seed)
@@ -57,8 +60,12 @@ def new_model(config: ModelConfig, seed: int) -> Transformer:
             nn.init.zeros_(parameter)
         elif name == "eyes.newline":
             nn.init.normal_(parameter, std=0.02, generator=generator)
+        elif name == "norm.weight" and config.tied:
+            nn.init.constant_(parameter, config.width**-0.5)
         elif parameter.ndim == 1:
             nn.init.ones_(parameter)
+        elif name == "embed.weight":
+            nn.init.normal_(parameter, generator=generator)
         elif name.startswith("eyes."):
             place = name.endswith("position_embedding.weight")
             scale = 0.5 if place else parameter[0].numel() ** -0.5
@@ -179,6 +186,13 @@ class Trainer:
         """What an answer is padded with: what ends one when this family decodes."""
         config = self.model.config
         return config.end_ids[0] if config.eyes is None else special_ids(self.tokenizer)[1][0]
+
+    @cached_property
+    def digit(self) -> Tensor:
+        """Which tokens are numbers."""
+        return torch.tensor(
+            [self.tokenizer.piece(i).strip().isdecimal() for i in range(len(self.tokenizer))]
+        )
 
     # --- Setting up and resuming ---------------------------------------------------------------
 
@@ -375,7 +389,7 @@ class Trainer:
         maskable[:, 0] &= not config.shift  # nothing stands before it to read it at
         pattern, t, at, seeds = (rows[key][list(part)] for key in ("pattern", "t", "at", "seed"))
         pattern[torch.tensor([bool(e.only) for e in examples])] = PATTERNS.index("all")
-        chance = chances(pattern, maskable, self.recipe.block_size, t, at)
+        chance = chances(pattern, maskable, self.digit[ids], self.recipe.block_size, t, at)
         draws = [
             torch.rand(ids.shape[1], generator=torch.Generator().manual_seed(int(seed)))
             for seed in seeds
