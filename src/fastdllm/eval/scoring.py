@@ -2,6 +2,7 @@
 
 import ast
 import re
+import warnings
 from fractions import Fraction
 
 from fastdllm.errors import InputError
@@ -175,7 +176,7 @@ def essentials(code: str) -> str:
     'def f(x):\\n    return x'
     """
     try:
-        tree = ast.parse(code)
+        tree = _parse(code)
         whole = {f.name for f in tree.body if isinstance(f, FUNCTION) and not _is_stub(f)}
         kept = [s for s in tree.body if not _is_besides(s, whole)]
         if len(kept) < len(tree.body):
@@ -244,9 +245,16 @@ def python_lines(lines: list[str]) -> int:
     return count
 
 
+def _parse(code: str) -> ast.Module:
+    """Its tree; a doubtful escape such as '\\w' is the answer's business, whatever -W says here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(code)
+
+
 def _is_python(text: str) -> bool:
     try:
-        compile(text, "<answer>", "exec", flags=ast.PyCF_ONLY_AST)
+        _parse(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return False
     return True
