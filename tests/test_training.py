@@ -56,11 +56,13 @@ def test_chances_are_those_of_the_pattern(seed: int, pattern: str, block: int) -
     maskable = torch.rand(5, 20, generator=g) < 0.7
     kind = torch.full((5,), objective.PATTERNS.index(pattern))
     t, at = objective.strata(5, g), torch.rand(5, generator=g)
-    digit = torch.rand(5, 20, generator=g) < 0.3
-    chance = objective.chances(kind, maskable, digit, block, t, at)
+    digit, letterless = (torch.rand(5, 20, generator=g) < share for share in (0.3, 0.5))
+    chance = objective.chances(kind, maskable, digit, letterless, block, t, at)
+    asked = objective.guessed(kind, chance)
     assert (chance[~maskable] == 0).all(), "a prompt is never masked"
     for number, (row, where) in enumerate(zip(chance, maskable, strict=True)):
         p = row[where].tolist()
+        assert asked[number, where].tolist() == [pattern != "sums" or x < 1 for x in p]
         if pattern == "all":
             assert set(p) <= {1.0}
         elif pattern == "random":
@@ -70,6 +72,12 @@ def test_chances_are_those_of_the_pattern(seed: int, pattern: str, block: int) -
         elif pattern == "prefix":
             assert p == sorted(p)
             assert set(p) <= {0.0, 1.0}
+        elif pattern == "sums":
+            chosen = int(at[number] * -(-len(p) // block))
+            bare = letterless[number, where].tolist()
+            for i, x in enumerate(p):
+                in_block = float(t[number]) * bare[i] if i // block == chosen else 0.0
+                assert x == (1.0 if i // block > chosen else in_block)
         else:  # known blocks, one with one probability, masked blocks
             blocks = [set(p[i : i + block]) for i in range(0, len(p), block)]
             assert all(len(b) == 1 for b in blocks)

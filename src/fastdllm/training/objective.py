@@ -10,6 +10,8 @@ states that decoding passes through:
     prefix   known up to a cut, masked after it
     all      everything that may be masked is
     digits   every digit with probability t, and no other: the sums of drills, in sentences
+    sums     of one block every token without a letter with probability t, none before it, and all
+             after it, which are not to be guessed: the words of a sentence stand, its sum does not
 """
 
 from collections.abc import Sequence
@@ -30,7 +32,7 @@ Chances = Float[Tensor, "rows length"]
 Seen = tuple[tuple[Pixels, Size], Sequence[int]]
 """A picture and where it stands."""
 
-PATTERNS = ("random", "block", "prefix", "all", "digits")
+PATTERNS = ("random", "block", "prefix", "all", "digits", "sums")
 LEAST = 0.01
 """The smallest t: below it a row weighs a hundred times, and almost never hides anything."""
 
@@ -39,6 +41,7 @@ def chances(
     pattern: Int[Tensor, " rows"],
     maskable: Flags,
     digit: Flags,
+    letterless: Flags,
     block_size: int,
     t: Float[Tensor, " rows"],
     at: Float[Tensor, " rows"],
@@ -52,10 +55,21 @@ def chances(
     block = place // block_size
     chosen = (where * (size / block_size).ceil()).long()
     every = t[:, None].expand(maskable.shape)
-    inside = torch.where(block == chosen, every, (block > chosen).float())
+    later = (block > chosen).float()
+    inside = torch.where(block == chosen, every, later)
     after = (place >= where * size).float()
-    options = torch.stack((every, inside, after, torch.ones_like(every), every * digit))
+    sums = torch.where(block == chosen, every * letterless, later)
+    options = torch.stack((every, inside, after, torch.ones_like(every), every * digit, sums))
     return torch.where(maskable, options[pattern, torch.arange(len(maskable))], 0.0)
+
+
+def guessed(pattern: Int[Tensor, " rows"], chance: Chances) -> Flags:
+    """Where a masked position is to be guessed: of `sums`, not after the block.
+
+    What comes there is mostly anyone's guess, and so much of it would drown the sums.
+    """
+    sums = pattern[:, None] == PATTERNS.index("sums")
+    return ~(sums & (chance == 1))
 
 
 def strata(rows: int, generator: torch.Generator) -> Float[Tensor, " rows"]:

@@ -35,7 +35,7 @@ from fastdllm.training import vocabulary
 from fastdllm.training.data import Data, Example, source, stack, texts
 from fastdllm.training.graft import graft
 from fastdllm.training.muon import Muon
-from fastdllm.training.objective import PATTERNS, chances, loss, strata, weights
+from fastdllm.training.objective import PATTERNS, chances, guessed, loss, strata, weights
 from fastdllm.training.recipe import Phase, Recipe, difference, from_json, load
 from fastdllm.vision.eyes import EyesConfig
 from fastdllm.vision.prompt import special_ids
@@ -193,6 +193,12 @@ class Trainer:
         return torch.tensor(
             [self.tokenizer.piece(i).strip().isdecimal() for i in range(len(self.tokenizer))]
         )
+
+    @cached_property
+    def letterless(self) -> Tensor:
+        """Which tokens have no letter: digits, signs, spaces."""
+        pieces = map(self.tokenizer.piece, range(len(self.tokenizer)))
+        return torch.tensor([not any(map(str.isalpha, piece)) for piece in pieces])
 
     # --- Setting up and resuming ---------------------------------------------------------------
 
@@ -382,20 +388,23 @@ class Trainer:
         part: Sequence[int],
         phase: Phase,
     ) -> list[Tensor]:
-        """Ids, ids with masks, where those are, and what each weighs."""
+        """Ids, ids with masks, where those to guess are, and what each weighs."""
         config = self.model.config
         assert config.mask_id is not None
         ids, maskable = stack(examples, self.end_id)
         maskable[:, 0] &= not config.shift  # nothing stands before it to read it at
         pattern, t, at, seeds = (rows[key][list(part)] for key in ("pattern", "t", "at", "seed"))
         pattern[torch.tensor([bool(e.only) for e in examples])] = PATTERNS.index("all")
-        chance = chances(pattern, maskable, self.digit[ids], self.recipe.block_size, t, at)
+        digit, letterless = self.digit[ids], self.letterless[ids]
+        chance = chances(pattern, maskable, digit, letterless, self.recipe.block_size, t, at)
         draws = [
             torch.rand(ids.shape[1], generator=torch.Generator().manual_seed(int(seed)))
             for seed in seeds
         ]
         masked = torch.stack(draws) < chance
         noisy = torch.where(masked, config.mask_id, ids)
+        chance = torch.where(guessed(pattern, chance), chance, 0.0)
+        masked &= chance > 0
         weight = masked.float() if phase.even else weights(masked, chance)
         return [x.to(self.device) for x in (ids, noisy, masked, weight)]
 
