@@ -309,6 +309,7 @@ def test_phases_follow_each_other() -> None:
         ({"phases": [{"until": u, "masks": {"all": 1}} for u in (0.5, 0.4)]}, "shares .* rise"),
         ({"seed": 2**40}, "at most 31 bits"),
         ({"weight_decay": -3}, "weight_decay is -3"),
+        ({"kept": 2, "init": "a"}, r"kept is 2; wanted a number in \[0, 1\]"),
         ({"tasks": {"lists/": 1}}, "unknown kind ''"),
         ({"tasks": {"lists/sort,copy": 1}}, "unknown kind 'sort,copy'; did you mean 'sort'"),
         ({"tasks": {"word-problems/": 1}}, "unknown kind ''; word-problems has none"),
@@ -401,6 +402,26 @@ def test_it_goes_on_from_a_checkpoint_of_another_tokenizer(tmp_path: Path) -> No
     assert before.config == after.config
     moved = (before.embed.weight - after.embed.weight).abs().max()
     assert 0 < moved < 0.1
+
+
+def test_part_of_what_a_run_began_with_is_kept(tmp_path: Path) -> None:
+    """In what is saved, not in what is trained; and a run that stopped half-way keeps as much."""
+    first = train(tmp_path / "a", recipe.change(SMALL, {"steps": 2}))
+    going_on = recipe.change(SMALL, {"init": str(first), "steps": 4, "seed": 1})
+    free = train(tmp_path / "free", going_on)
+    half = recipe.change(going_on, {"kept": 0.25})
+    trainer = start(half, tmp_path / "half", device=CPU)
+    trainer.train_step()
+    trainer.save()
+    train(tmp_path / "half", half)
+    weights = [
+        load_model(folder, device="cpu").state_dict() for folder in (first, free, tmp_path / "half")
+    ]
+    for name, began in weights[0].items():
+        wanted = 0.25 * began + 0.75 * weights[1][name]
+        torch.testing.assert_close(weights[2][name], wanted, atol=1e-6, rtol=1e-5)
+    with pytest.raises(InputError, match="kept is a share of the model that init names"):
+        recipe.change(SMALL, {"kept": 0.5})
 
 
 def test_a_model_that_goes_on_keeps_its_context_unless_told(tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ class Recipe:
     family: str = "llada"
     init: str = ""
     """A checkpoint folder to go on from; its shape and tokenizer are then used."""
+    kept: float = 0.0
+    """The share, in what is saved, of the weights it began with: between the two a model has learnt
+    almost as much and forgotten less (WiSE-FT, arXiv 2109.01903)."""
     graft: str = ""
     """A checkpoint folder of another family, whose weights a new model begins with."""
     layers: int = 6
@@ -225,7 +228,7 @@ def _check(recipe: Recipe) -> None:
             raise InputError(f"{key} is {getattr(recipe, key)!r}; wanted a number above 0")
     if recipe.context < 0:
         raise InputError(f"context is {recipe.context!r}; wanted a whole number, 0 for the model's")
-    for key in ("warmup", "decay", "ema", "tails"):
+    for key in ("warmup", "decay", "ema", "tails", "kept"):
         if not 0 <= getattr(recipe, key) <= 1:
             raise InputError(f"{key} is {getattr(recipe, key)!r}; wanted a number in [0, 1]")
     whole = all(isinstance(n, int) and n > 0 for n in recipe.eyes.values())
@@ -237,6 +240,8 @@ def _check(recipe: Recipe) -> None:
         raise InputError("the eyes' width does not go into their heads")
     if bool(recipe.eyes) != (recipe.family == "llava_llada") and not recipe.init:
         raise InputError("a llava_llada model has eyes, and no other family does")
+    if recipe.kept and not recipe.init:
+        raise InputError("kept is a share of the model that init names, and none is named")
     if recipe.init and recipe.graft:
         raise InputError("init goes on with a model, graft begins another: wanted one of the two")
     _check_tasks(recipe.tasks)

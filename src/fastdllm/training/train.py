@@ -167,6 +167,7 @@ class Trainer:
         self.tokenizer = self._tokenizer(draw)
         self.model = self._model().to(device)
         self.average = [p.detach().clone() for p in self.model.parameters()]
+        self.began = [p.clone() for p in self.average] if recipe.kept else self.average
         self.optimizers = Optimizers(self.model, recipe, self.team)
         self.step = 0
         self.tokens = 0
@@ -306,16 +307,17 @@ class Trainer:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The model with the average of its weights, for a while."""
+        """The model as it is saved, for a while: the average of its weights, and what is kept."""
         own = [p.detach().clone() for p in self.model.parameters()]
-        self._put(self.average)
+        kept = self.recipe.kept
+        self._put(torch._foreach_lerp(self.average, self.began, kept) if kept else self.average)
         try:
             yield
         finally:
             self._put(own)
 
     @torch.no_grad()
-    def _put(self, values: list[Tensor]) -> None:
+    def _put(self, values: Sequence[Tensor]) -> None:
         for parameter, value in zip(self.model.parameters(), values, strict=True):
             parameter.copy_(value)
 
