@@ -59,6 +59,22 @@ def test_a_model_is_what_its_recipe_makes(llm: LLM) -> None:
     assert recipe.change(recipe.Recipe(), about["recipe"]) == shipped
 
 
+def test_make_trains_every_model_from_nothing() -> None:
+    """In an order in which each finds what it begins with, and no recipe is left out."""
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    listed = re.search(r"^TINY \?= (.*)$", makefile, re.MULTILINE)
+    assert listed is not None
+    made: list[str] = []
+    for name in listed[1].split():
+        one = recipe.load(ZOO / "recipes" / f"{name}.json")
+        assert one.name == name
+        begins_with = one.init or one.graft
+        assert not begins_with or begins_with in [f"runs/{earlier}" for earlier in made]
+        made.append(name)
+    assert set(made) == {path.stem for path in (ZOO / "recipes").glob("*.json")}
+    assert set(EMBEDDED) <= set(made)
+
+
 def test_answers_have_40_to_200_tokens_and_digits_are_tokens(llm: LLM) -> None:
     assert llm.tokenizer is not None
     for problem in (p for task in taught(llm.name) for p in generated(task).held_out()):
