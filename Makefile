@@ -37,9 +37,9 @@ figures: $(TOOLS)
 	@$(BIN)/fastdllm figure profile --output docs/figures
 
 # Two processes of one thread each: on two cores faster than one of two. Kill it, and it resumes.
-# tiny-llada has seven stages, each of which goes on from the one before; the others begin with its weights.
-TINY ?= tiny-llada-base tiny-llada-words tiny-llada-lists tiny-llada-mixed tiny-llada-all \
-  tiny-llada-long tiny-llada tiny-dream tiny-llada-v
+# tiny-llada has nine stages, each of which goes on from the one before; the others begin with its weights.
+TINY ?= tiny-llada-base tiny-llada-more tiny-llada-words tiny-llada-sums tiny-llada-tails \
+  tiny-llada-shuffle tiny-llada-long tiny-llada-longer tiny-llada tiny-dream tiny-llada-v
 train-tiny: $(TOOLS)
 	@for model in $(TINY); do \
 	  OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 -m fastdllm train --threads 1 \

@@ -2,7 +2,7 @@
 """Measure an embedded model and write its card.
 
     python benchmarks/card.py tiny-dream --run runs/tiny-dream --problems 200
-    python benchmarks/card.py tiny-llada --run runs/tiny-llada-base runs/tiny-llada-words runs/tiny-llada
+    python benchmarks/card.py tiny-llada --run runs/tiny-llada-base runs/tiny-llada-more ... runs/tiny-llada
 
 Takes the trained folder (the last, if there were several stages) into src/fastdllm/zoo and the logs and
 curves into docs, evaluates it on the held-out problems of every task, measures its calibration, and
