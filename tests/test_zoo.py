@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fastdllm import LLM, Generation
+from fastdllm.bench import demo
 from fastdllm.bench.reproduce import taught
 from fastdllm.eval.reliability import Reliability, on_own_order, on_random_masks
 from fastdllm.eval.run import Sheet, ask, run, solve
@@ -175,3 +176,11 @@ def test_a_wheel_carries_the_models(tmp_path: Path) -> None:
 def test_asking_is_a_chat_turn_where_there_is_a_template(llm: LLM) -> None:
     problem = generated("lists").held_out(1)[0]
     assert ask(llm, problem) == [{"role": "user", "content": problem.prompt}]
+
+
+def test_the_demo_shows_a_problem_that_is_solved() -> None:
+    """It is the first thing a newcomer sees."""
+    llm, task = LLM.load("tiny-llada", device="cpu"), generated("word-problems")
+    shown = demo.short(llm, task.held_out(), demo.SHOWN + 1)[-1]
+    [done] = solve(llm, task, [shown], Generation(demo.CANVAS, select=demo.WATCHED))
+    assert done.right
