@@ -43,7 +43,7 @@ TINY ?= tiny-llada-base tiny-llada-more tiny-llada-words tiny-llada-sums tiny-ll
 train-tiny: $(TOOLS)
 	@for model in $(TINY); do \
 	  OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 -m fastdllm train --threads 1 \
-	    --recipe $$model --output runs/$$model --eval-every 1000 --eval-count 48 --allow-code-execution || exit 1; \
+	    --recipe $$model --output runs/$$model --eval-every 2000 --eval-count 48 --allow-code-execution || exit 1; \
 	done
 
 clean:

@@ -190,9 +190,10 @@ class Trainer:
 
     @cached_property
     def digit(self) -> Tensor:
-        """The value of a token of digits, by its first three, and -1 of others."""
-        pieces = (self.tokenizer.piece(i).strip() for i in range(len(self.tokenizer)))
-        return torch.tensor([int(p[:3]) if p.isdecimal() else -1 for p in pieces])
+        """Which tokens are numbers."""
+        return torch.tensor(
+            [self.tokenizer.piece(i).strip().isdecimal() for i in range(len(self.tokenizer))]
+        )
 
     @cached_property
     def letterless(self) -> Tensor:
@@ -327,7 +328,7 @@ class Trainer:
         begun = time.perf_counter()
         phase = self.recipe.phase(self.step)
         draw = source(phase.tasks, None) if phase.tasks else None
-        examples = self.data.at(self.step, phase.drills, phase.longest, draw, phase.canvas)
+        examples = self.data.at(self.step, phase.drills, phase.longest, draw)
         cost = self._gradients(examples, phase)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         if not (math.isfinite(cost) and math.isfinite(norm)):  # before a weight is touched
