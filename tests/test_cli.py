@@ -50,7 +50,7 @@ def test_rules_lists_every_rule() -> None:
         (("eval", "--task", "lists", "--images", "/no/where"), "asks about no pictures"),
         (("train", "--output", "/no/where", "--set", 'tasks={"lists": "x"}'), "names with numbers"),
         (("train", "--output", "/no/where", "--task", "lists=x"), "'x' is no weight"),
-        (("train", "--output", "/no/where", "--recipe", "tiny-lada"), "is no recipe"),
+        (("train", "--output", "/no/where", "--recipe", "tiny-lada"), "did you mean 'tiny-llada'"),
         (("train", "--output", "/no/where", "--set", "steps"), "wanted KEY=VALUE"),
         (("eval", "--task", "functions"), "only with --allow-code-execution"),
         (("eval", "--task", "lists", "--data", "x"), "takes no --data"),

@@ -20,12 +20,15 @@ from safetensors import SafetensorError
 from fastdllm import LLM, CheckpointError, Generation, InputError
 from fastdllm.denoise import CachedReader, Row
 from fastdllm.errors import DivergedError
+from fastdllm.eval.run import ask
+from fastdllm.eval.task import generated
 from fastdllm.models.loading import load_model
 from fastdllm.models.saving import save_model
 from fastdllm.selection import Full
 from fastdllm.team import Team
 from fastdllm.tokenizer import Tokenizer
-from fastdllm.training import objective, recipe
+from fastdllm.training import objective, recipe, vocabulary
+from fastdllm.training import run as run_module
 from fastdllm.training import train as trainer_module
 from fastdllm.training.data import Data, read_jsonl, source, stack, sum_drill
 from fastdllm.training.muon import orthogonal
@@ -186,7 +189,7 @@ def test_a_text_longer_than_the_canvas_is_learnt_in_parts(tokenizer: Tokenizer) 
     data = make_data(tokenizer, pretrain=True, canvas=24)
     parts = [e for step in range(4) for e in data.at(step)]
     assert {len(e) for e in parts} == {24}
-    assert data.too_long == 0
+    assert data.too_long == data.seen == len(parts), "counted, every one"
     assert len({e.ids for e in parts}) == len(parts)
 
 
@@ -312,6 +315,7 @@ def test_phases_follow_each_other() -> None:
         ({"weight_decay": -3}, "weight_decay is -3"),
         ({"kept": 2, "init": "a"}, r"kept is 2; wanted a number in \[0, 1\]"),
         ({"tasks": {"lists/": 1}}, "unknown kind ''"),
+        ({"data": "d.jsonl"}, "data is d.jsonl and tasks are named too"),
         ({"tasks": {"lists/sort,copy": 1}}, "unknown kind 'sort,copy'; did you mean 'sort'"),
         ({"tasks": {"word-problems/": 1}}, "unknown kind ''; word-problems has none"),
     ],
@@ -403,6 +407,19 @@ def test_it_goes_on_from_a_checkpoint_of_another_tokenizer(tmp_path: Path) -> No
     assert before.config == after.config
     moved = (before.embed.weight - after.embed.weight).abs().max()
     assert 0 < moved < 0.1
+
+
+def test_every_file_that_a_tokenizer_is_read_from_is_copied(tmp_path: Path) -> None:
+    """Without added_tokens.json the mask would be read as letters."""
+    folder, to = tmp_path / "from", tmp_path / "to"
+    folder.mkdir()
+    to.mkdir()
+    names = {"vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json",
+             "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"}  # fmt: skip
+    for name in names:
+        (folder / name).write_text(name)
+    vocabulary.copy(folder, to)
+    assert {path.name for path in to.iterdir()} == names
 
 
 def test_part_of_what_a_run_began_with_is_kept(tmp_path: Path) -> None:
@@ -523,7 +540,9 @@ def test_before_its_first_save_a_folder_takes_another_recipe(tmp_path: Path) -> 
 
 def test_a_missing_stage_is_named(tmp_path: Path) -> None:
     r = recipe.change(SMALL, {"graft": "runs/no-such-stage"})
-    with pytest.raises(InputError, match="--recipe no-such-stage --output runs/no-such-stage"):
+    with pytest.raises(
+        InputError, match="no runs/no-such-stage, which this begins with; train that first"
+    ):
         start(r, tmp_path / "run", device=CPU)
     assert not (tmp_path / "run").exists()
 
@@ -604,6 +623,49 @@ def test_other_data_is_not_the_same_run(tmp_path: Path) -> None:
     data.write_text('{"prompt": "Say hi.", "answer": "ho"}\n')
     with pytest.raises(InputError, match="was begun with other data"):
         train(tmp_path / "run", r)
+
+
+def test_other_weights_to_begin_with_are_not_the_same_run(tmp_path: Path) -> None:
+    first = train(tmp_path / "first")
+    r = recipe.change(SMALL, {"init": str(first), "steps": 4})
+    train(tmp_path / "run", r)
+    train(tmp_path / "run", r)
+    (first / "state.pt").unlink()
+    (first / "model.safetensors").unlink()
+    train(first, recipe.change(SMALL, {"seed": 7}))
+    with pytest.raises(InputError, match="was begun with other data or weights"):
+        train(tmp_path / "run", r)
+
+
+def test_what_exceeds_a_small_context_is_not_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    r = recipe.change(SMALL, {"tasks": {"word-problems": 1.0}, "canvas": 150, "context": 210})
+    train(tmp_path / "some", r, eval_every=8, eval_count=8)
+    (line,) = [x for x in read_metrics(tmp_path / "some" / "metrics.jsonl") if "task" in x]
+    assert 0 < line["count"] < 8
+    assert f"{8 - line['count']} of 8 problems of word-problems left out" in (
+        " ".join(capsys.readouterr().err.split())
+    )
+
+
+def test_a_pretrained_model_is_asked_in_lines_as_it_was_taught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    solve = run_module.solve
+    monkeypatch.setattr(
+        run_module, "solve", lambda llm, task, problems, settings: (
+            asked.extend(llm.encode(ask(llm, p, task.chat)) for p in problems),
+            solve(llm, task, problems, settings),
+        )[1],
+    )  # fmt: skip
+    r = recipe.change(SMALL, {"mode": "pretrain", "tasks": {"lists": 1.0}})
+    trainer = train(tmp_path, r, eval_every=8, eval_count=2)
+    tokenizer = Tokenizer.load(trainer)
+    assert tokenizer is not None
+    taught = [tokenizer.encode(f"{p.prompt}\n") for p in generated("lists").held_out(2)]
+    assert asked == taught
 
 
 def test_a_model_that_is_not_its_own_is_not_replaced(tmp_path: Path) -> None:

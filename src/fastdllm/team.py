@@ -2,9 +2,13 @@
 
 import os
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 from torch import Tensor
+
+PATIENCE = timedelta(days=1)
+"""How long the others wait for one: it may evaluate for hours."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,8 @@ class Team:
         """The same; several processes are connected."""
         team = cls.here()
         if team.size > 1 and not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            torch.distributed.init_process_group(backend, timeout=PATIENCE)
         return team
 
     def wait(self) -> None:

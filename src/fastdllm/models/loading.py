@@ -77,13 +77,11 @@ def load_config(folder: Path) -> ModelConfig:
 
 def pick_device(device: str) -> torch.device:
     """`auto` is the best there is: cuda, then mps, then cpu. A process of several has its own."""
-    own = f"cuda:{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else "cuda"
-    if device == "cuda":
-        device = own
     if device == "auto":
-        if torch.cuda.is_available():
-            return torch.device(own)
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        best = ("cuda", torch.cuda), ("mps", torch.backends.mps)
+        device = next((name for name, where in best if where.is_available()), "cpu")
+    if device == "cuda" and "LOCAL_RANK" in os.environ:
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
     if device.split(":")[0] not in ("cpu", "cuda", "mps"):
         raise InputError(f"unknown device '{device}'; try auto, cpu, cuda, cuda:1 or mps")
     try:

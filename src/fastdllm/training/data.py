@@ -91,8 +91,10 @@ def source(tasks: Mapping[str, float], data: Path | None) -> Draw:
 
 
 class Data:
-    """Canvases from a source. `too_long` counts answers that did not fit, which are left out.
+    """Canvases from a source.
 
+    `too_long` counts answers that did not fit the canvas, which are left out; in pre-training
+    texts longer than it, of which a part is learnt.
     The counts cover the first `counted` steps: one that is made again does not count twice.
     """
 
@@ -162,10 +164,15 @@ class Data:
 
     def _text(self, rng: random.Random, ids: list[int]) -> Example:
         """A text to learn whole; of one longer than the canvas, a part."""
+        self.too_long += len(ids) > self.canvas
         if len(ids) < self.canvas:
             ids = ids + [self.end_id] * self._tail(rng, self.canvas - len(ids))
         start = rng.randint(0, len(ids) - min(len(ids), self.canvas))
         return Example(tuple(ids[start : start + self.canvas]), 0)
+
+    def fits(self, problem: Problem, size: int) -> bool:
+        """Whether the context holds its prompt and so many tokens more."""
+        return len(self._prompt(problem)[0]) + size <= self.context
 
     def _prompt(
         self, problem: Problem

@@ -171,9 +171,13 @@ def choose(
     name: str, *, init: str, tasks: Sequence[str], data: Path | None, values: Sequence[str]
 ) -> Recipe:
     """A recipe by its name or file, changed by what the command line says."""
-    shipped = files("fastdllm.zoo") / "recipes" / f"{name}.json"
-    if name and shipped.is_file():
-        recipe = from_json(shipped.read_text(encoding="utf-8"), name)
+    folder = files("fastdllm.zoo") / "recipes"
+    shipped = {path.name.removesuffix(".json"): path for path in folder.iterdir()}
+    if name in shipped:
+        recipe = from_json(shipped[name].read_text(encoding="utf-8"), name)
+    elif name and not Path(name).exists():
+        hint = did_you_mean(name, sorted(shipped))
+        raise InputError(f"there is no recipe '{name}', shipped or as a file; {hint}")
     else:
         recipe = load(Path(name)) if name else Recipe()
     if tasks and data is not None:
@@ -246,6 +250,8 @@ def _check(recipe: Recipe) -> None:
     if recipe.init and recipe.graft:
         raise InputError("init goes on with a model, graft begins another: wanted one of the two")
     _check_tasks(recipe.tasks)
+    if recipe.data and (recipe.tasks or any(phase.tasks for phase in recipe.phases)):
+        raise InputError(f"data is {recipe.data} and tasks are named too: wanted one of the two")
     if not recipe.phases:
         raise InputError("phases is empty; leave it out for the paper's random masks")
     ends = [phase.until for phase in recipe.phases]

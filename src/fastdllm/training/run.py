@@ -63,7 +63,7 @@ def run(
                     left_out=trainer.data.too_long, seconds=round(trainer.seconds, 1),
                     speed=round(speed),
                 )  # fmt: skip
-                told = f"loss {mean:.4f}  {speed:,.0f} tokens/s"
+                told = f"loss {mean:.4f}  {speed:,.0f} tokens/s{_too_long(trainer)}"
                 begun, tokens = now, trainer.tokens
             tick(trainer.step, told)
             if due(save_every):
@@ -86,15 +86,21 @@ def _opening(trainer: Trainer) -> str:
 
 
 def _closing(trainer: Trainer) -> str:
+    hours, told = trainer.seconds / 3600, _too_long(trainer)
+    return f"done: {trainer.tokens:,} tokens in {hours:.2f} h, saved in {trainer.output}{told}"
+
+
+def _too_long(trainer: Trainer) -> str:
+    """What did not fit, if anything did not."""
     data = trainer.data
-    left_out = (
-        f"; {data.too_long} of {data.seen} answers drawn did not fit the canvas of {data.canvas}, "
-        f"or with their prompt the context of {data.context}, and were left out"
-        if data.too_long
-        else ""
+    if not data.too_long:
+        return ""
+    if data.pretrain:
+        return f"; {data.too_long} of {data.seen} texts longer than {data.canvas}: a part is learnt"
+    return (
+        f"; {data.too_long} of {data.seen} answers left out, which do not fit the canvas of "
+        f"{data.canvas} or with their prompt the context of {data.context}"
     )
-    hours = trainer.seconds / 3600
-    return f"done: {trainer.tokens:,} tokens in {hours:.2f} h, saved in {trainer.output}{left_out}"
 
 
 def _evaluated(recipe: Recipe, code: bool) -> list[str]:
@@ -119,13 +125,21 @@ def _evaluate(trainer: Trainer, log: "Log", tasks: Sequence[str], count: int) ->
                 if name in known:
                     continue
                 task = generated(name)
-                if recipe.mode == "pretrain":
-                    task = replace(task, chat=False)  # it has never seen a turn
-                problems = task.held_out(count)
-                size = _room(trainer, problems)
+                size = _room(trainer, task.held_out(count))
+                problems = [p for p in task.held_out(count) if trainer.data.fits(p, size)]
+                if len(problems) < count:
+                    log.say(
+                        f"{count - len(problems)} of {count} problems of {name} left out: "
+                        f"with {size} new tokens they exceed the context of {trainer.data.context}"
+                    )
+                if not problems:
+                    continue
+                if recipe.mode == "pretrain":  # it has never seen a turn, but lines
+                    task = replace(task, chat=False)
+                    problems = [replace(p, prompt=f"{p.prompt}\n") for p in problems]
                 settings = Generation(size, recipe.block_size, "threshold:0.9", "prefix")
                 sheet = Sheet(None, settings)
-                for at in range(0, count, BATCH):
+                for at in range(0, len(problems), BATCH):
                     sheet.add(solve(llm, task, problems[at : at + BATCH], settings), task.version)
                 done = Summary.of(sheet.lines.values())
                 log.write(

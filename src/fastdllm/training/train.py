@@ -105,12 +105,26 @@ def _new_eyes(shape: Mapping[str, int]) -> EyesConfig:
 
 
 def learnt(recipe: Recipe) -> dict[str, Any]:
-    """The versions of its tasks, or the hash of its file: with others it is not the same run."""
+    """The versions of its tasks, or the hash of its file, and that of the weights it begins with:
+    with others it is not the same run."""
+    found: dict[str, Any] = {}
     if recipe.data:
-        return {"data": hashlib.sha256(Path(recipe.data).read_bytes()).hexdigest()[:16]}
-    mixes = [recipe.tasks, *(phase.tasks for phase in recipe.phases)]
-    names = sorted({name for mix in mixes for name in mix})
-    return {name: generated(name).version for name in names}
+        found["data"] = _hash([Path(recipe.data)])
+    for mix in (recipe.tasks, *(phase.tasks for phase in recipe.phases)):
+        found |= {name: generated(name).version for name in mix}
+    if recipe.init or recipe.graft:
+        folder = _stage(recipe.init or recipe.graft)
+        found["weights"] = _hash(sorted(folder.glob("*.safetensors")))
+    return dict(sorted(found.items()))
+
+
+def _hash(files: Sequence[Path]) -> str:
+    found = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while piece := file.read(1 << 20):
+                found.update(piece)
+    return found.hexdigest()[:16]
 
 
 class Optimizers:
@@ -267,8 +281,8 @@ class Trainer:
             )
         if before != self.learnt:
             raise InputError(
-                f"{self.output} was begun with other data: {before}, now {self.learnt}; name "
-                "another --output, or delete it"
+                f"{self.output} was begun with other data or weights: {before}, now {self.learnt}; "
+                "name another --output, or delete it"
             )
 
     def _take(self, state: dict[str, Any]) -> None:
@@ -416,8 +430,8 @@ def _stage(name: str) -> Path:
     folder = Path(name)
     if folder.parent.name == "runs" and not folder.is_dir():
         raise InputError(
-            f"there is no {name}, which this begins with; try: fastdllm train --recipe "
-            f"{folder.name} --output {name}"
+            f"there is no {name}, which this begins with; train that first (of the embedded models "
+            "`make train-tiny` makes every stage, in order)"
         )
     return find_folder(name)
 

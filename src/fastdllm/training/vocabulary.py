@@ -103,6 +103,7 @@ def build(family: str, texts: Iterable[str], size: int, folder: Path) -> None:
 
 def copy(folder: Path, to: Path) -> None:
     """The tokenizer files of a checkpoint, as they are."""
-    for kind in ("tokenizer*.json", "special_tokens_map.json", "*.jinja", "vocab.json", "*.txt"):
+    kinds = "tokenizer*.json", "*_tokens*.json", "*.jinja", "vocab.json", "*.txt"
+    for kind in kinds:
         for path in folder.glob(kind):
             (to / path.name).write_bytes(path.read_bytes())
