@@ -225,7 +225,7 @@ def train(
     output: Annotated[Path, typer.Option(help="The folder of the run; it resumes what is there.")],
     recipe: Annotated[
         str,
-        typer.Option(help="A recipe file, or one that comes along: tiny-llada, tiny-dream."),
+        typer.Option(help="A recipe file, or one that comes along, such as tiny-llada-base."),
     ] = "",
     init: Annotated[str, typer.Option(help="A checkpoint folder or hub id to go on from.")] = "",
     task: Annotated[
@@ -236,9 +236,9 @@ def train(
         list[str] | None,
         typer.Option(
             "--set",
-            help="Any key of the recipe: steps=500, batch, lr, matrix_lr, optimizer=adamw, warmup, "
-            "decay, ema, clip, canvas, context, block_size, tails, seed, mode=pretrain, layers, "
-            "width, heads, mlp, vocab ...",
+            help="Any key of the recipe: family=Dream, steps=500, batch, lr, matrix_lr, warmup, "
+            "optimizer=adamw, decay, ema, clip, canvas, context, block_size, tails, seed, "
+            "mode=pretrain, layers, width, heads, mlp, vocab ...",
         ),
     ] = None,
     threads: Annotated[int, typer.Option(min=0, help="Of each process; 0: torch decides.")] = 0,
