@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -59,7 +60,8 @@ def test_chances_are_those_of_the_pattern(seed: int, pattern: str, block: int) -
     maskable = torch.rand(5, 20, generator=g) < 0.7
     kind = torch.full((5,), objective.PATTERNS.index(pattern))
     t, at = objective.strata(5, g), torch.rand(5, generator=g)
-    digit, letterless = (torch.rand(5, 20, generator=g) < share for share in (0.3, 0.5))
+    digit = torch.randint(-5, 10, (5, 20), generator=g).clamp(min=-1)
+    letterless = torch.rand(5, 20, generator=g) < 0.5
     chance = objective.chances(kind, maskable, digit, letterless, block, t, at)
     asked = objective.guessed(kind, chance)
     assert (chance[~maskable] == 0).all(), "a prompt is never masked"
@@ -71,7 +73,13 @@ def test_chances_are_those_of_the_pattern(seed: int, pattern: str, block: int) -
         elif pattern == "random":
             assert set(p) <= {float(t[number])}
         elif pattern == "digits":
-            assert p == [float(t[number]) * is_one for is_one in digit[number, where].tolist()]
+            assert p == [float(t[number]) * (d >= 0) for d in digit[number, where].tolist()]
+        elif pattern == "numbers":
+            hidden: dict[int, set[float]] = {}
+            for value, x in zip(objective.numbers(digit)[number, where].tolist(), p, strict=True):
+                hidden.setdefault(value, set()).add(x)
+            assert hidden.pop(-1, {0.0}) == {0.0}, "nothing else is"
+            assert all(len(found) == 1 for found in hidden.values()), "everywhere or nowhere"
         elif pattern == "prefix":
             assert p == sorted(p)
             assert set(p) <= {0.0, 1.0}
@@ -87,6 +95,39 @@ def test_chances_are_those_of_the_pattern(seed: int, pattern: str, block: int) -
             flat = [b.pop() for b in blocks]
             assert flat == sorted(flat)
             assert sum(0 < x < 1 for x in flat) <= 1
+
+
+@given(st.lists(st.text("0123456789 =", min_size=12, max_size=12), min_size=1, max_size=4))
+def test_numbers_are_read_as_a_person_would(rows: list[str]) -> None:
+    digit = torch.tensor([[int(c) if c.isdigit() else -1 for c in row] for row in rows])
+    for row, found in zip(rows, objective.numbers(digit).tolist(), strict=True):
+        expected = [-1] * len(row)
+        for one in re.finditer(r"\d+", row):
+            for i in range(*one.span()):
+                expected[i] = int(one[0][:3])
+        assert found == expected
+
+
+def test_tokens_of_several_digits_are_numbers_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the vocabularies of checkpoints to go on from; ours have one digit each."""
+    trainer = start(SMALL, tmp_path, device=CPU)
+    pieces = ["12", " 7", "a1", "+", "12345"]
+    monkeypatch.setattr(Tokenizer, "piece", lambda _, i: pieces[i] if i < 5 else "x")
+    assert trainer.digit[:6].tolist() == [12, 7, -1, -1, 123, -1]
+
+
+def test_half_of_t_is_the_share_of_numbers_hidden() -> None:
+    g = torch.Generator().manual_seed(0)
+    rows, kind = 4000, objective.PATTERNS.index("numbers")
+    digit = torch.tensor([[3, 4, -1, 7, -1, 3, 4, 1]]).expand(rows, -1)
+    chance = objective.chances(
+        torch.full((rows,), kind), torch.ones(digit.shape, dtype=torch.bool), digit,
+        digit < 0, 4, torch.full((rows,), 0.6), torch.rand(rows, generator=g),
+    )  # fmt: skip
+    wanted = torch.tensor([0.3, 0.3, 0, 0.3, 0, 0.3, 0.3, 0.3])
+    assert torch.allclose(chance.mean(dim=0), wanted, atol=0.03)
 
 
 @given(st.integers(0, 2**31), st.integers(1, 40))
@@ -310,6 +351,7 @@ def test_phases_follow_each_other() -> None:
         ({"phases": [{"until": 1, "masks": {"random": 1e39}}]}, "wanted names with weights"),
         ({"phases": [{"until": 1, "masks": {"random": 1}, "drills": 7}]}, "drills is 7"),
         ({"phases": [{"until": 1, "masks": {"random": 1}, "longest": -1}]}, "longest is -1"),
+        ({"phases": [{"until": 1, "masks": {"random": 1}, "canvas": -1}]}, "canvas is -1"),
         ({"phases": [{"until": u, "masks": {"all": 1}} for u in (0.5, 0.4)]}, "shares .* rise"),
         ({"seed": 2**40}, "at most 31 bits"),
         ({"weight_decay": -3}, "weight_decay is -3"),
@@ -601,6 +643,25 @@ def test_shorter_tails_are_of_every_order_of_size(tokenizer: Tokenizer) -> None:
     assert whole / len(rows) == pytest.approx(0.1, abs=0.02)
     assert long / len(rows) == pytest.approx(0.25, abs=0.03)
     assert short / len(rows) == pytest.approx(0.25, abs=0.05)  # some of its tails are of one
+
+
+def test_a_phase_may_have_a_canvas_of_its_own(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    data = make_data(tokenizer)
+    rows = [e for step in range(4) for e in data.at(step, canvas=200)]
+    assert {len(e) - e.prompt for e in rows} == {200}
+    masks = {"random": 1.0}
+    phases = [
+        {"until": 0.5, "masks": masks, "canvas": 100},
+        {"until": 1.0, "masks": masks},
+    ]
+    changes = {"phases": phases, "tails": 1.0, "steps": 2, "tasks": {"lists/copy": 1.0}}
+    trainer = start(recipe.change(SMALL, changes), tmp_path, device=CPU)
+    seen = []
+    for _ in range(2):
+        before = trainer.tokens
+        trainer.train_step()
+        seen.append(trainer.tokens - before)
+    assert seen[1] - seen[0] == pytest.approx(SMALL.batch * (SMALL.canvas - 100), abs=40)
 
 
 def test_another_recipe_and_a_damaged_state_are_refused(tmp_path: Path) -> None:

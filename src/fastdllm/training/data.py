@@ -119,18 +119,19 @@ class Data:
         self.seen = self.too_long = self.counted = 0
 
     def at(
-        self, step: int, drills: float = 0.0, longest: int = 0, draw: Draw | None = None
-    ) -> list[Example]:
+        self, step: int, drills: float = 0.0, longest: int = 0, draw: Draw | None = None,
+        canvas: int = 0,
+    ) -> list[Example]:  # fmt: skip
         """The examples of a step; a share of them drills, the others at most so long.
 
-        `draw` is another source for this step.
+        `draw` and `canvas` are another source and another canvas for this step.
         """
         rng = random.Random(f"{self.seed}/step/{step}")
         counts = self.seen, self.too_long
         found = [
             self._drill(rng)
             if rng.random() < drills
-            else self._example(rng, longest, draw or self.draw)
+            else self._example(rng, longest, draw or self.draw, canvas or self.canvas)
             for _ in range(self.batch)
         ]
         if step < self.counted:
@@ -138,37 +139,37 @@ class Data:
         self.counted = max(self.counted, step + 1)
         return found
 
-    def _example(self, rng: random.Random, longest: int, draw: Draw) -> Example:
+    def _example(self, rng: random.Random, longest: int, draw: Draw, canvas: int) -> Example:
         for _ in range(1000):
             problem = draw(rng)
             prompt, picture, at = self._prompt(problem)
             if self.pretrain and not longest:
                 self.seen += 1
-                return self._text(rng, prompt + self.tokenizer.encode(problem.answer))
+                return self._text(rng, prompt + self.tokenizer.encode(problem.answer), canvas)
             answer = self.tokenizer.encode(problem.answer)
             if longest and len(prompt) + len(answer) >= longest:
                 continue
             self.seen += 1
-            if len(answer) < self.canvas and len(prompt) + self.canvas <= self.context:
-                tail = 1 if longest else self._tail(rng, self.canvas - len(answer))
+            if len(answer) < canvas and len(prompt) + canvas <= self.context:
+                tail = 1 if longest else self._tail(rng, canvas - len(answer))
                 ids = prompt + answer + [self.end_id] * tail
                 start = 0 if self.pretrain else len(prompt)
                 return Example(tuple(ids), start, picture=picture, at=tuple(at))
             self.too_long += 1
-        wanted = f"has at most {longest} tokens" if longest else f"fits a canvas of {self.canvas}"
+        wanted = f"has at most {longest} tokens" if longest else f"fits a canvas of {canvas}"
         more = "a recipe whose phases have a larger 'longest'"
         raise InputError(
             f"of 1000 answers none {wanted} in a context of {self.context} tokens; try "
             f"{more if longest else '--set canvas and --set context with more'}"
         )
 
-    def _text(self, rng: random.Random, ids: list[int]) -> Example:
+    def _text(self, rng: random.Random, ids: list[int], canvas: int) -> Example:
         """A text to learn whole; of one longer than the canvas, a part."""
-        self.too_long += len(ids) > self.canvas
-        if len(ids) < self.canvas:
-            ids = ids + [self.end_id] * self._tail(rng, self.canvas - len(ids))
-        start = rng.randint(0, len(ids) - min(len(ids), self.canvas))
-        return Example(tuple(ids[start : start + self.canvas]), 0)
+        self.too_long += len(ids) > canvas
+        if len(ids) < canvas:
+            ids = ids + [self.end_id] * self._tail(rng, canvas - len(ids))
+        start = rng.randint(0, len(ids) - min(len(ids), canvas))
+        return Example(tuple(ids[start : start + canvas]), 0)
 
     def fits(self, problem: Problem, size: int) -> bool:
         """Whether the context holds its prompt and so many tokens more."""

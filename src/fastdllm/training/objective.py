@@ -10,6 +10,8 @@ states that decoding passes through:
     prefix   known up to a cut, masked after it
     all      everything that may be masked is
     digits   every digit with probability t, and no other: the sums of drills, in sentences
+    numbers  every number with probability t / 2 wherever it stands in the answer, so that it cannot
+             be copied from there: it is to be computed, or read off the prompt
     sums     of one block every token without a letter with probability t, none before it, and all
              after it, which are not to be guessed: the words of a sentence stand, its sum does not
 """
@@ -32,7 +34,9 @@ Chances = Float[Tensor, "rows length"]
 Seen = tuple[tuple[Pixels, Size], Sequence[int]]
 """A picture and where it stands."""
 
-PATTERNS = ("random", "block", "prefix", "all", "digits", "sums")
+PATTERNS = ("random", "block", "prefix", "all", "digits", "sums", "numbers")
+GOLDEN = 0.6180339887
+"""Its multiples, shifted by a row's `at`, are as good as a draw for each number of the row."""
 LEAST = 0.01
 """The smallest t: below it a row weighs a hundred times, and almost never hides anything."""
 
@@ -40,7 +44,7 @@ LEAST = 0.01
 def chances(
     pattern: Int[Tensor, " rows"],
     maskable: Flags,
-    digit: Flags,
+    digit: Int[Tensor, "rows length"],
     letterless: Flags,
     block_size: int,
     t: Float[Tensor, " rows"],
@@ -48,7 +52,8 @@ def chances(
 ) -> Chances:
     """The probability of each position to be masked.
 
-    `pattern` indexes `PATTERNS`; `at`, in [0, 1), says where in the answer the block or cut lies.
+    `pattern` indexes `PATTERNS`; `at`, in [0, 1), says where in the answer the block or cut lies;
+    `digit` is the value of a token of digits, and -1 of others.
     """
     place = maskable.cumsum(dim=1) - 1  # in the answer
     size, where = maskable.sum(dim=1, keepdim=True), at[:, None]
@@ -59,8 +64,30 @@ def chances(
     inside = torch.where(block == chosen, every, later)
     after = (place >= where * size).float()
     sums = torch.where(block == chosen, every * letterless, later)
-    options = torch.stack((every, inside, after, torch.ones_like(every), every * digit, sums))
+    hidden = (where + GOLDEN * numbers(digit)) % 1 < every / 2
+    options = torch.stack(
+        (every, inside, after, torch.ones_like(every), every * (digit >= 0), sums,
+         (hidden & (digit >= 0)).float())
+    )  # fmt: skip
     return torch.where(maskable, options[pattern, torch.arange(len(maskable))], 0.0)
+
+
+def numbers(digit: Int[Tensor, "rows length"]) -> Int[Tensor, "rows length"]:
+    """The number that a digit is part of, by its first three; -1 elsewhere.
+
+    >>> numbers(torch.tensor([[3, 4, -1, 7, -1]]))
+    tensor([[34, 34, -1,  7, -1]])
+    """
+    is_one, value = digit >= 0, digit
+    begins = is_one & ~F.pad(is_one, (1, -1))
+    more = is_one
+    for ahead in (1, 2):
+        following = F.pad(digit, (0, ahead), value=-1)[:, ahead:]
+        more = more & (following >= 0)
+        value = torch.where(more, value * 10 + following, value)
+    places = torch.arange(digit.shape[1], device=digit.device)
+    first = torch.where(begins, places, 0).cummax(dim=1).values
+    return torch.where(is_one, value.gather(1, first), -1)
 
 
 def guessed(pattern: Int[Tensor, " rows"], chance: Chances) -> Flags:

@@ -27,6 +27,8 @@ class Phase:
     model to copy, or to see, much sooner."""
     longest: int = 0
     """Only problems of at most so many tokens, without a tail; 0 for all."""
+    canvas: int = 0
+    """Another canvas than the recipe's; 0 for that."""
     even: bool = False
     """Every masked position counts alike, instead of 1/t: less noise while the model is young."""
 
@@ -260,8 +262,9 @@ def _check(recipe: Recipe) -> None:
     for phase in recipe.phases:
         if not 0 <= phase.drills <= 1:
             raise InputError(f"drills is {phase.drills!r}; wanted a number in [0, 1]")
-        if phase.longest < 0:
-            raise InputError(f"a phase's longest is {phase.longest!r}; wanted 0 or more")
+        for key in ("longest", "canvas"):
+            if getattr(phase, key) < 0:
+                raise InputError(f"a phase's {key} is {getattr(phase, key)!r}; wanted 0 or more")
         _check_weights("masks", phase.masks)
         if not phase.masks:
             raise InputError('a phase\'s masks are empty; try {"random": 1}')

@@ -204,10 +204,9 @@ class Trainer:
 
     @cached_property
     def digit(self) -> Tensor:
-        """Which tokens are numbers."""
-        return torch.tensor(
-            [self.tokenizer.piece(i).strip().isdecimal() for i in range(len(self.tokenizer))]
-        )
+        """The value of a token of digits, by its first three, and -1 of others."""
+        pieces = (self.tokenizer.piece(i).strip() for i in range(len(self.tokenizer)))
+        return torch.tensor([int(p[:3]) if p.isdecimal() else -1 for p in pieces])
 
     @cached_property
     def letterless(self) -> Tensor:
@@ -342,7 +341,7 @@ class Trainer:
         begun = time.perf_counter()
         phase = self.recipe.phase(self.step)
         draw = source(phase.tasks, None) if phase.tasks else None
-        examples = self.data.at(self.step, phase.drills, phase.longest, draw)
+        examples = self.data.at(self.step, phase.drills, phase.longest, draw, phase.canvas)
         cost = self._gradients(examples, phase)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         if not (math.isfinite(cost) and math.isfinite(norm)):  # before a weight is touched
