@@ -5,9 +5,10 @@
     python benchmarks/card.py tiny-llada --run runs/tiny-llada-base runs/tiny-llada-more ... runs/tiny-llada
 
 Takes the trained folder (the last, if there were several stages) into src/fastdllm/zoo and the logs and
-curves into docs, evaluates it on held-out problems of every task (those after the ones that training
-was watched on), measures its calibration, and writes the card (README.md) and measured.json beside the
-weights. What measured.json already holds for the same weights and problems is not measured again.
+curves into docs, evaluates it on held-out problems of every task (after the first so many with --skip,
+which training may have been watched on), measures its calibration, and writes the card (README.md) and
+measured.json beside the weights. What measured.json already holds for the same weights and problems is
+not measured again.
 """
 
 import argparse
@@ -40,8 +41,6 @@ NO_CACHE = ", no cache"
 RISKY = (*RULES, "topk:4")
 """Shown on lists without a cache, kind by kind."""
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-WATCHED = 48
-"""The first held-out problems: `make train-tiny` evaluates on them as it goes, so they are not measured."""
 BATCH = 64
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -51,13 +50,14 @@ def main() -> None:
     parser.add_argument("model", help="tiny-llada, tiny-dream or tiny-llada-v")
     parser.add_argument("--run", type=Path, nargs="+", help="take the weights of the last of these")
     parser.add_argument("--problems", type=int, default=200)
+    parser.add_argument("--skip", type=int, default=0, help="the first so many of each task")
     parser.add_argument("--tasks", default="", help="with commas between; else all it was taught")
     parser.add_argument("--only-write", action="store_true", help="no measuring")
     arguments = parser.parse_args()
     folder = ZOO / arguments.model
     if arguments.run:
         take(arguments.run, folder)
-    measured = Measured(folder)
+    measured = Measured(folder, arguments.skip)
     if not arguments.only_write:
         llm = LLM.load(folder, device="cpu")
         for name in arguments.tasks.split(",") if arguments.tasks else taught(arguments.model):
@@ -89,12 +89,13 @@ def take(runs: Sequence[Path], folder: Path) -> None:
 class Measured:
     """measured.json: what was measured of these weights, kept as it comes in."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, skip: int) -> None:
         self.path = folder / "measured.json"
         weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:16]
         old = json.loads(self.path.read_text()) if self.path.exists() else {}
-        self.values: dict[str, Any] = old if old.get("weights") == weights else {
-            "weights": weights, "results": {},
+        same = old.get("weights") == weights and old.get("skip", 0) == skip
+        self.values: dict[str, Any] = old if same else {
+            "weights": weights, "skip": skip, "results": {},
             "machine": machine(),
             "date": datetime.date.today().isoformat(),
         }  # fmt: skip
@@ -119,7 +120,8 @@ def variants(task: str) -> dict[str, dict[str, Any]]:
 
 def measure(llm: LLM, name: str, count: int, measured: Measured) -> None:
     task = generated(name)
-    whole = task.held_out(WATCHED + count)[WATCHED:]
+    skip = measured.values.get("skip", 0)
+    whole = task.held_out(skip + count)[skip:]
     few = whole[: max(1, count // 4)]
     base = Generation(64 if whole[0].images else 256, cache="prefix")
     for label, change in variants(name).items():
@@ -179,9 +181,8 @@ tasks and nothing else: it is here to measure decoding on, not to talk to.
 ACCURACY = """\
 ## Accuracy
 
-Canvas of 256 tokens (64 for pictures), prefix cache, blocks of 32, held-out problems from the 49th on (on the first 48
-training was watched); 95 % Wilson intervals. `full` commits the surest token of the block, one a pass; left to right
-is the same with blocks of one.
+Canvas of 256 tokens (64 for pictures), prefix cache, blocks of 32, held-out problems{after}; 95 % Wilson intervals. `full`
+commits the surest token of the block, one a pass; left to right is the same with blocks of one.
 
 | task | rule | problems | accuracy | interval | NFE | tokens/NFE |
 |---|---|--:|--:|--:|--:|--:|
@@ -216,6 +217,7 @@ def card(name: str, folder: Path, values: dict[str, Any]) -> str:
     facts = {
         **vars(recipe), **about, **values, "name": name, "stages": " ".join(about["stages"]),
         "runs": " ".join(f"runs/{stage}" for stage in about["stages"]),
+        "after": f" after the first {values['skip']}" if values.get("skip") else "",
         "size": (folder / "model.safetensors").stat().st_size / 1e6,
         "dtype": json.loads((folder / "config.json").read_text())["torch_dtype"],
         "origin": f"from {Path(recipe.graft).name}'s weights" if recipe.graft else "from scratch",
@@ -225,7 +227,7 @@ def card(name: str, folder: Path, values: dict[str, Any]) -> str:
     return "\n".join(
         [
             INTRODUCTION.format_map(facts),
-            ACCURACY + accuracy_rows(results),
+            ACCURACY.format_map(facts) + accuracy_rows(results),
             *kinds(results),
             CALIBRATION + calibration_rows(results),
             "## Known weaknesses\n",
