@@ -676,6 +676,31 @@ def test_another_recipe_and_a_damaged_state_are_refused(tmp_path: Path) -> None:
         train(tmp_path)
 
 
+def test_what_is_to_come_may_be_changed_on_the_way(tmp_path: Path) -> None:
+    """More steps, other phases: the run is then the one that was meant so from the start."""
+    long = recipe.change(SMALL, {"steps": 12, "tasks": {"lists": 1.0, "functions": 1.0}})
+    phases = [
+        {"until": 0.5, "masks": {"random": 1.0}},
+        {"until": 1.0, "masks": {"prefix": 1.0}, "tasks": {"algebra": 1.0}},
+    ]
+    long = recipe.change(long, {"phases": phases})
+    short = recipe.change(SMALL, {"steps": 8})
+    half = start(short, tmp_path / "half", device=CPU)
+    for _ in range(4):
+        half.train_step()
+    half.save()
+    train(tmp_path / "half", long)
+    assert recipe.load(tmp_path / "half" / "recipe.json") == long
+    train(tmp_path / "whole", long)
+    states = [
+        torch.load(tmp_path / name / "state.pt", weights_only=True)["model"]
+        for name in ("half", "whole")
+    ]
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[1])
+    with pytest.raises(InputError, match="another recipe: phases was"):
+        train(tmp_path / "half", recipe.change(long, {"phases": phases[1:]}))
+
+
 def test_other_data_is_not_the_same_run(tmp_path: Path) -> None:
     data = tmp_path / "d.jsonl"
     data.write_text('{"prompt": "Say hi.", "answer": "hi"}\n')

@@ -161,6 +161,20 @@ def difference(one: Recipe, other: Recipe) -> str:
     return f"{key} was {getattr(one, key)!r:.60} and is {getattr(other, key)!r:.60}"
 
 
+def agree(one: Recipe, other: Recipe, step: int) -> bool:
+    """Whether two recipes do the same in all steps before this one; what follows may differ."""
+
+    def timeless(recipe: Recipe) -> Recipe:
+        whole = (Phase(1.0, {"random": 1.0}),)
+        return replace(recipe, name="", steps=1, warmup=0.0, decay=0.0, phases=whole)
+
+    def at(recipe: Recipe, i: int) -> tuple[Phase, float]:
+        return replace(recipe.phase(i), until=1.0), round(recipe.rate(i), 9)
+
+    same = timeless(one) == timeless(other)
+    return same and all(at(one, i) == at(other, i) for i in range(step))
+
+
 def load(path: Path) -> Recipe:
     """A recipe from its file."""
     try:

@@ -36,7 +36,7 @@ from fastdllm.training.data import Data, Example, source, stack, texts
 from fastdllm.training.graft import graft
 from fastdllm.training.muon import Muon
 from fastdllm.training.objective import PATTERNS, chances, guessed, loss, strata, weights
-from fastdllm.training.recipe import Phase, Recipe, difference, from_json, load
+from fastdllm.training.recipe import Phase, Recipe, agree, difference, from_json, load
 from fastdllm.vision.eyes import EyesConfig
 from fastdllm.vision.prompt import special_ids
 
@@ -261,10 +261,11 @@ class Trainer:
             return
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
-            began = replace(from_json(state["recipe"]), name=self.recipe.name)
-            same = began == self.recipe
-            before = state["learnt"]
-            if same and before == self.learnt:
+            began = from_json(state["recipe"])
+            same = agree(began, self.recipe, state["step"])
+            before = {key: state["learnt"][key] for key in state["learnt"] if key in self.learnt}
+            now = {key: self.learnt[key] for key in before}
+            if same and before == now:
                 self._take(state)
         except (OSError, MemoryError):  # nothing is wrong with the file
             raise
@@ -278,11 +279,13 @@ class Trainer:
                 f"{self.output} holds a run of another recipe: {difference(began, self.recipe)}; "
                 "name another --output, or delete it"
             )
-        if before != self.learnt:
+        if before != now:
             raise InputError(
-                f"{self.output} was begun with other data or weights: {before}, now {self.learnt}; "
+                f"{self.output} was begun with other data or weights: {before}, now {now}; "
                 "name another --output, or delete it"
             )
+        if self.team.rank == 0:  # its future may have changed
+            (self.output / "recipe.json").write_text(self.recipe.to_json() + "\n")
 
     def _take(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
