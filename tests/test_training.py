@@ -698,7 +698,7 @@ def test_what_is_to_come_may_be_changed_on_the_way(tmp_path: Path) -> None:
     ]
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[1])
     with pytest.raises(InputError, match="another recipe: phases was"):
-        train(tmp_path / "half", recipe.change(long, {"phases": phases[1:]}))
+        train(tmp_path / "half", recipe.change(long, {"phases": phases[1:], "name": "other"}))
 
 
 def test_other_data_is_not_the_same_run(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def agree(one: Recipe, other: Recipe, step: int) -> bool:
 
     def timeless(recipe: Recipe) -> Recipe:
         whole = (Phase(1.0, {"random": 1.0}),)
-        return replace(recipe, name="", steps=1, warmup=0.0, decay=0.0, phases=whole)
+        return replace(recipe, steps=1, warmup=0.0, decay=0.0, phases=whole)
 
     def at(recipe: Recipe, i: int) -> tuple[Phase, float]:
         return replace(recipe.phase(i), until=1.0), round(recipe.rate(i), 9)

@@ -261,7 +261,7 @@ class Trainer:
             return
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
-            began = from_json(state["recipe"])
+            began = replace(from_json(state["recipe"]), name=self.recipe.name)
             same = agree(began, self.recipe, state["step"])
             before = {key: state["learnt"][key] for key in state["learnt"] if key in self.learnt}
             now = {key: self.learnt[key] for key in before}

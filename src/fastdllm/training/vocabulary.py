@@ -103,7 +103,6 @@ def build(family: str, texts: Iterable[str], size: int, folder: Path) -> None:
 
 def copy(folder: Path, to: Path) -> None:
     """The tokenizer files of a checkpoint, as they are."""
-    kinds = "tokenizer*.json", "*_tokens*.json", "*.jinja", "vocab.json", "*.txt"
-    for kind in kinds:
+    for kind in ("tokenizer*.json", "*_tokens*.json", "*.jinja", "vocab.json", "*.txt"):
         for path in folder.glob(kind):
             (to / path.name).write_bytes(path.read_bytes())
