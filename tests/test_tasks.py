@@ -189,6 +189,15 @@ def test_bad_requests() -> None:
     assert generated("lists").of_kind([Problem("a", "b")], "") == [Problem("a", "b")]
 
 
+def test_the_held_out_problems_of_a_kind_are_those_of_the_whole() -> None:
+    """Of a kind with few prompts there are no 1,000, and looking for them would not end."""
+    every = generated("algebra").held_out()
+    found = generated("algebra/fractions").held_out()
+    assert found == [p for p in every if p.check["kind"] == "fractions"]
+    with pytest.raises(InputError, match=f"fractions has 1 to {len(found)}$"):
+        generated("algebra/fractions").held_out(len(found) + 1)
+
+
 AREAS = {36: "square", 24: "circle", 21: "triangle", 0: "none"}
 
 

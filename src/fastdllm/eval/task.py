@@ -123,6 +123,8 @@ class Generated(Task):
     """A task made from a seed, here."""
 
     make: Callable[[random.Random], Problem] = field(kw_only=True)
+    whole: "Generated | None" = None
+    """What this is one kind of."""
 
     def problems(self, data: Path | None = None, shots: int | None = None) -> list[Problem]:
         """The held-out ones."""
@@ -138,11 +140,16 @@ class Generated(Task):
             if not problem.is_held_out:
                 yield problem
 
-    def held_out(self, count: int = HELD_OUT) -> list[Problem]:
-        """The first of the 1,000 fixed problems, all different."""
-        if not 1 <= count <= HELD_OUT:
-            raise InputError(f"{count} problems were asked for; {self.name} has 1 to {HELD_OUT}")
-        return list(_held_out(self))[:count]
+    def held_out(self, count: int | None = None) -> list[Problem]:
+        """The first of the 1,000 fixed problems, all different; of a kind, of those of that kind."""
+        if self.whole is None:
+            found = list(_held_out(self))
+        else:
+            kind = self.name.rpartition("/")[2]
+            found = self.of_kind(self.whole.held_out(), kind)
+        if count is not None and not 1 <= count <= len(found):
+            raise InputError(f"{count} problems were asked for; {self.name} has 1 to {len(found)}")
+        return found[:count]
 
     def only(self, kind: str) -> "Generated":
         """A task of one kind of these problems."""
@@ -154,7 +161,7 @@ class Generated(Task):
                 pass
             return problem
 
-        return replace(self, name=f"{self.name}/{kind}", make=make)
+        return replace(self, name=f"{self.name}/{kind}", make=make, whole=self)
 
 
 @cache

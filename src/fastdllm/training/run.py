@@ -33,7 +33,7 @@ def run(
     eval_count: int, code: bool = False,
 ) -> None:  # fmt: skip
     """Train to the end, from wherever this folder's run stands."""
-    tasks = _evaluated(recipe, code) if eval_every else []
+    tasks = _evaluated(recipe, eval_count, code) if eval_every else []
     trainer = start(recipe, output, device=device)
     log = Log(output / "metrics.jsonl", trainer.step, quiet=trainer.team.rank > 0)
     log.say(_opening(trainer))
@@ -103,11 +103,12 @@ def _too_long(trainer: Trainer) -> str:
     )
 
 
-def _evaluated(recipe: Recipe, code: bool) -> list[str]:
+def _evaluated(recipe: Recipe, count: int, code: bool) -> list[str]:
     """The tasks to evaluate: those that run what the model wrote only if that is allowed."""
     names = [name for name in recipe.tasks if code or not generated(name).runs_code]
     for name in names:
         generated(name).check_allowed(code)  # that the sandbox works, before the hours
+        generated(name).held_out(count)  # that there are so many
     return names
 
 
