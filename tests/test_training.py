@@ -174,6 +174,38 @@ def test_the_loss_is_the_formula_read_through_the_engine(family: str, tmp_path: 
     assert float(got) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("family", ["llada", "Dream"])
+def test_a_cached_row_is_read_as_the_prefix_cache_reads_it(family: str, tmp_path: Path) -> None:
+    """Its block is opened, then partly filled: the engine's logits, and the plain row's not."""
+    save(tmp_path, *random_checkpoint(family, 3))
+    model = load_model(tmp_path, device="cpu")
+    g = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, 40, (2, 12), generator=g)
+    maskable = (torch.arange(12) >= 4).expand(2, 12)
+    chance = torch.tensor([[0.0] * 4 + [0.5] * 8, [0.0] * 8 + [0.5] * 4])  # from 4, and from 8 on
+    masked = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 0, 1, 1, 0, 1]] * 2, dtype=torch.bool)
+    masked &= chance > 0
+    noisy = torch.where(masked, 40, ids)
+    for cached in (True, False):
+        flags = torch.tensor([cached, cached])
+        opened = objective.opening(ids, maskable, chance, flags, model.config)
+        got = objective.read(model, noisy, masked, (), opened)
+        expected = []
+        for row, begin in enumerate((4, 8)):
+            reader = CachedReader(model, "prefix" if cached else "none")
+            one = Row(
+                0, torch.where(torch.arange(12) >= begin, 40, ids[row]), maskable[row], Full(), 12
+            )
+            one.origin, one.masked = begin, one.ids == 40
+            reader.read([one], reader.windows([one]), [one.masked.nonzero()[:, 0]])
+            one.ids, one.masked, one.opened = noisy[row], masked[row], begin
+            spots = masked[row].nonzero()[:, 0]
+            expected.append(reader.read([one], reader.windows([one]), [spots]))
+        torch.testing.assert_close(got, torch.cat(expected), rtol=1e-4, atol=1e-5)
+        plain = objective.read(model, noisy, masked)
+        assert torch.allclose(got, plain) != cached
+
+
 @settings(max_examples=20)
 @given(st.integers(0, 2**31), st.sampled_from([(4, 4), (3, 7), (8, 2)]))
 def test_muon_makes_matrices_orthogonal(seed: int, shape: tuple[int, int]) -> None:
@@ -350,6 +382,7 @@ def test_phases_follow_each_other() -> None:
         ({"phases": [{"until": 1, "masks": {}}]}, "masks are empty"),
         ({"phases": [{"until": 1, "masks": {"random": 1e39}}]}, "wanted names with weights"),
         ({"phases": [{"until": 1, "masks": {"random": 1}, "drills": 7}]}, "drills is 7"),
+        ({"phases": [{"until": 1, "masks": {"random": 1}, "cached": 2}]}, "cached is 2"),
         ({"phases": [{"until": 1, "masks": {"random": 1}, "longest": -1}]}, "longest is -1"),
         ({"phases": [{"until": 1, "masks": {"random": 1}, "canvas": -1}]}, "canvas is -1"),
         ({"phases": [{"until": u, "masks": {"all": 1}} for u in (0.5, 0.4)]}, "shares .* rise"),

@@ -141,7 +141,7 @@ class Generated(Task):
                 yield problem
 
     def held_out(self, count: int | None = None) -> list[Problem]:
-        """The first of the 1,000 fixed problems, all different; of a kind, of those of that kind."""
+        """The first of the 1,000 fixed problems, all different; of a kind, of those of it."""
         if self.whole is None:
             found = list(_held_out(self))
         else:

@@ -24,7 +24,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fastdllm.cache import Fresh
-from fastdllm.models.transformer import Transformer
+from fastdllm.models.config import ModelConfig
+from fastdllm.models.transformer import Memory, Transformer
 from fastdllm.vision.tiles import Pixels, Size
 
 Ids = Int[Tensor, "rows length"]
@@ -33,6 +34,8 @@ Chances = Float[Tensor, "rows length"]
 
 Seen = tuple[tuple[Pixels, Size], Sequence[int]]
 """A picture and where it stands."""
+Opening = tuple[Ids, Flags]
+"""The canvas as its block was opened, and which positions a cache has kept since."""
 
 PATTERNS = ("random", "block", "prefix", "all", "digits", "sums", "numbers")
 GOLDEN = 0.6180339887
@@ -105,12 +108,62 @@ def strata(rows: int, generator: torch.Generator) -> Float[Tensor, " rows"]:
     return LEAST + (1 - LEAST) * places / rows
 
 
+def opening(
+    ids: Ids, maskable: Flags, chance: Chances, cached: Bool[Tensor, " rows"], config: ModelConfig
+) -> Opening:
+    """Rows as the prefix cache has them, where `cached`: the block begins with the first position
+    that may be masked here, and when it was opened, nothing of the answer stood from there on."""
+    assert config.mask_id is not None
+    inside = (chance > 0).cumsum(dim=1) > 0
+    shift = int(config.shift)  # the window begins where its first position is read
+    fresh = inside | F.pad(inside[:, shift:], (0, shift))
+    return torch.where(maskable & inside, config.mask_id, ids), ~fresh & cached[:, None]
+
+
+class Kept:
+    """The memory of two passes: the second finds, where `at` says, what the first left."""
+
+    mask: Tensor | None = None
+
+    def __init__(self, at: Flags) -> None:
+        self.at = at[:, None, :, None]
+        self.first: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Take the window's keys and values, give them with those that are kept."""
+        if layer not in self.first:
+            self.first[layer] = k, v
+            return k, v
+        old_k, old_v = self.first[layer]
+        return torch.where(self.at, old_k, k), torch.where(self.at, old_v, v)
+
+
 def read(
-    model: Transformer, noisy: Ids, masked: Flags, seen: Sequence[Seen | None] = ()
+    model: Transformer,
+    noisy: Ids,
+    masked: Flags,
+    seen: Sequence[Seen | None] = (),
+    opened: Opening | None = None,
 ) -> Float[Tensor, "masked vocab"]:
     """The logits of the masked positions, row after row; `seen` is the picture of each row."""
     positions = torch.arange(noisy.shape[1], device=noisy.device).expand(noisy.shape)
-    x = model.embed(noisy)
+    memory: Memory = Fresh(None)
+    if opened is not None:
+        memory = Kept(opened[1])
+        with torch.no_grad():  # no gradient goes through a cache
+            model.blocks_over(embed(model, opened[0], seen), positions, memory)
+    hidden = model.blocks_over(embed(model, noisy, seen), positions, memory)
+    if model.config.shift:  # position i is read at i - 1; the first is never masked
+        hidden, masked = hidden[:, :-1], masked[:, 1:]
+    logits: Tensor = model.head(hidden[masked])
+    return logits
+
+
+def embed(
+    model: Transformer, ids: Ids, seen: Sequence[Seen | None]
+) -> Float[Tensor, "rows length width"]:
+    """Tokens, and pictures where they stand."""
+    x: Tensor = model.embed(ids)
     shown = [(i, one) for i, one in enumerate(seen) if one is not None]
     if shown:
         assert model.eyes is not None
@@ -118,11 +171,7 @@ def read(
         rows = torch.cat([torch.full((len(at),), i) for i, (_, at) in shown]).to(x.device)
         places = torch.tensor([p for _, (_, at) in shown for p in at], device=x.device)
         x = x.index_put((rows, places), torch.cat(parts))
-    hidden = model.blocks_over(x, positions, Fresh(None))
-    if model.config.shift:  # position i is read at i - 1; the first is never masked
-        hidden, masked = hidden[:, :-1], masked[:, 1:]
-    logits: Tensor = model.head(hidden[masked])
-    return logits
+    return x
 
 
 def weights(masked: Flags, chance: Chances) -> Chances:
@@ -138,7 +187,8 @@ def loss(
     masked: Flags,
     weight: Chances,
     seen: Sequence[Seen | None] = (),
+    opened: Opening | None = None,
 ) -> Float[Tensor, ""]:
     """The weighted cross-entropy of the masked positions."""
-    logits = read(model, noisy, masked, seen)
+    logits = read(model, noisy, masked, seen, opened)
     return (F.cross_entropy(logits.float(), ids[masked], reduction="none") * weight[masked]).sum()

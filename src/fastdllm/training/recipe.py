@@ -31,6 +31,9 @@ class Phase:
     """Another canvas than the recipe's; 0 for that."""
     even: bool = False
     """Every masked position counts alike, instead of 1/t: less noise while the model is young."""
+    cached: float = 0.0
+    """The share of rows that are read as under the prefix cache: what stands before the block, the
+    prompt too, as it was when the block was opened."""
 
 
 @dataclass(frozen=True)
@@ -274,8 +277,9 @@ def _check(recipe: Recipe) -> None:
     if ends != sorted(set(ends)) or ends[0] <= 0:
         raise InputError(f"the phases last until {ends}; wanted shares of the steps that rise")
     for phase in recipe.phases:
-        if not 0 <= phase.drills <= 1:
-            raise InputError(f"drills is {phase.drills!r}; wanted a number in [0, 1]")
+        for key in ("drills", "cached"):
+            if not 0 <= getattr(phase, key) <= 1:
+                raise InputError(f"{key} is {getattr(phase, key)!r}; wanted a number in [0, 1]")
         for key in ("longest", "canvas"):
             if getattr(phase, key) < 0:
                 raise InputError(f"a phase's {key} is {getattr(phase, key)!r}; wanted 0 or more")

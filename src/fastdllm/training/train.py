@@ -35,7 +35,16 @@ from fastdllm.training import vocabulary
 from fastdllm.training.data import Data, Example, source, stack, texts
 from fastdllm.training.graft import graft
 from fastdllm.training.muon import Muon
-from fastdllm.training.objective import PATTERNS, chances, guessed, loss, strata, weights
+from fastdllm.training.objective import (
+    PATTERNS,
+    Opening,
+    chances,
+    guessed,
+    loss,
+    opening,
+    strata,
+    weights,
+)
 from fastdllm.training.recipe import Phase, Recipe, agree, difference, from_json, load
 from fastdllm.vision.eyes import EyesConfig
 from fastdllm.vision.prompt import special_ids
@@ -370,12 +379,10 @@ class Trainer:
         """
         rows, total = self._rows(len(examples), phase), torch.zeros(2, device=self.device)
         for part in deal([len(e) for e in examples], PIECE, self.team):
-            ids, noisy, masked, weight = self._noised(
-                [examples[i] for i in part], rows, part, phase
-            )
             mine = [examples[i] for i in part]
+            ids, noisy, masked, weight, opened = self._noised(mine, rows, part, phase)
             seen = [(e.picture, e.at) if e.picture else None for e in mine]
-            value = loss(self.model, ids, noisy, masked, weight, seen)
+            value = loss(self.model, ids, noisy, masked, weight, seen, opened)
             value.backward()  # type: ignore[no-untyped-call]
             total += torch.stack((value.detach(), masked.sum()))
         gradients = [
@@ -397,6 +404,7 @@ class Trainer:
             "t": strata(count, generator),
             "at": torch.rand(count, generator=generator),
             "seed": torch.randint(2**62, (count,), generator=generator),
+            "cached": torch.rand(count, generator=generator) < phase.cached,
         }
 
     def _noised(
@@ -405,13 +413,15 @@ class Trainer:
         rows: dict[str, Tensor],
         part: Sequence[int],
         phase: Phase,
-    ) -> list[Tensor]:
-        """Ids, ids with masks, where those to guess are, and what each weighs."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Opening | None]:
+        """Ids, ids with masks, where those to guess are, what each weighs, and of rows that are
+        read as under a cache what it holds."""
         config = self.model.config
         assert config.mask_id is not None
         ids, maskable = stack(examples, self.end_id)
         maskable[:, 0] &= not config.shift  # nothing stands before it to read it at
-        pattern, t, at, seeds = (rows[key][list(part)] for key in ("pattern", "t", "at", "seed"))
+        keys = ("pattern", "t", "at", "seed", "cached")
+        pattern, t, at, seeds, cached = (rows[key][list(part)] for key in keys)
         pattern[torch.tensor([bool(e.only) for e in examples])] = PATTERNS.index("all")
         digit, letterless = self.digit[ids], self.letterless[ids]
         chance = chances(pattern, maskable, digit, letterless, self.recipe.block_size, t, at)
@@ -421,10 +431,15 @@ class Trainer:
         ]
         masked = torch.stack(draws) < chance
         noisy = torch.where(masked, config.mask_id, ids)
+        opened = None
+        if cached.any():
+            held, kept = opening(ids, maskable, chance, cached, config)
+            opened = held.to(self.device), kept.to(self.device)
         chance = torch.where(guessed(pattern, chance), chance, 0.0)
         masked &= chance > 0
         weight = masked.float() if phase.even else weights(masked, chance)
-        return [x.to(self.device) for x in (ids, noisy, masked, weight)]
+        ids, noisy, masked, weight = (x.to(self.device) for x in (ids, noisy, masked, weight))
+        return ids, noisy, masked, weight, opened
 
 
 def _stage(name: str) -> Path:
