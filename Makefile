@@ -37,9 +37,8 @@ figures: $(TOOLS)
 	@$(BIN)/fastdllm figure profile --output docs/figures
 
 # Two processes of one thread each: on two cores faster than one of two. Kill it, and it resumes.
-# tiny-llada has nine stages, each of which goes on from the one before; the others begin with its sixth.
-TINY ?= tiny-llada-base tiny-llada-more tiny-llada-words tiny-llada-sums tiny-llada-tails \
-  tiny-llada-shuffle tiny-llada-long tiny-llada-longer tiny-llada tiny-dream tiny-llada-v
+# The first is trained from nothing, the next three each go on from the one before, the others begin with its weights.
+TINY ?= tiny-llada-base tiny-llada-more tiny-llada-sums tiny-llada tiny-dream tiny-llada-v
 train-tiny: $(TOOLS)
 	@for model in $(TINY); do \
 	  OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 -m fastdllm train --threads 1 --device cpu \

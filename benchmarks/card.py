@@ -2,10 +2,9 @@
 """Measure an embedded model and write its card.
 
     python benchmarks/card.py tiny-dream --run runs/tiny-dream --problems 200
-    python benchmarks/card.py tiny-llada --run runs/tiny-llada-base runs/tiny-llada-more ... runs/tiny-llada
 
-Takes the trained folder (the last, if there were several stages) into src/fastdllm/zoo and the logs and
-curves into docs, evaluates it on held-out problems of every task (after the first so many with --skip,
+Takes the trained folder into src/fastdllm/zoo, and the logs and curves of it and of the runs it goes
+on from into docs. Evaluates it on held-out problems of every task (after the first so many with --skip,
 which training may have been watched on), measures its calibration, and writes the card (README.md) and
 measured.json beside the weights. What measured.json already holds for the same weights and problems is
 not measured again.
@@ -48,7 +47,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="tiny-llada, tiny-dream or tiny-llada-v")
-    parser.add_argument("--run", type=Path, nargs="+", help="take the weights of the last of these")
+    parser.add_argument("--run", type=Path, help="take the weights of this run")
     parser.add_argument("--problems", type=int, default=200)
     parser.add_argument("--skip", type=int, default=0, help="the first so many of each task")
     parser.add_argument("--tasks", default="", help="with commas between; else all it was taught")
@@ -66,24 +65,29 @@ def main() -> None:
     print(folder / "README.md")
 
 
-def take(runs: Sequence[Path], folder: Path) -> None:
+def take(run: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
-        shutil.copyfile(runs[-1] / name, folder / name)
-    about: dict[str, Any] = {"steps": 0, "tokens": 0, "hours": 0.0}
-    for stage in runs:
+        shutil.copyfile(run / name, folder / name)
+    about: dict[str, Any] = {"seeds": [], "steps": 0, "tokens": 0, "hours": 0.0}
+    for stage in stages(run):
+        plot(stage)
+        shutil.copyfile(stage / "curve.svg", DOCS / "figures" / f"{stage.name}.svg")
+        shutil.copyfile(stage / "metrics.jsonl", DOCS / "logs" / f"{stage.name}.jsonl")
         last = [line for line in read_metrics(stage / "metrics.jsonl") if "seconds" in line][-1]
+        about["seeds"].append(recipes.load(stage / "recipe.json").seed)
         about["steps"] += last["step"]
         about["tokens"] += last["tokens"]
         about["hours"] += last["seconds"] / 3600
-        shutil.copyfile(stage / "metrics.jsonl", DOCS / "logs" / f"{stage.name}.jsonl")
-        plot(stage)
-        shutil.copyfile(stage / "curve.svg", DOCS / "figures" / f"{stage.name}.svg")
-    about["stages"] = [stage.name for stage in runs]
-    about["seeds"] = [recipes.load(ZOO / "recipes" / f"{s.name}.json").seed for s in runs]
-    about["learnt"] = torch.load(runs[-1] / "state.pt", weights_only=True)["learnt"]
-    about["recipe"] = json.loads((runs[-1] / "recipe.json").read_text())
+    about["learnt"] = torch.load(run / "state.pt", weights_only=True)["learnt"]
+    about["recipe"] = json.loads((run / "recipe.json").read_text())
     (folder / "training.json").write_text(json.dumps(about, indent=2) + "\n")
+
+
+def stages(run: Path) -> list[Path]:
+    """The run, after those it goes on from."""
+    before = recipes.load(run / "recipe.json").init
+    return [*(stages(Path(before)) if before else []), run]
 
 
 class Measured:
@@ -174,7 +178,7 @@ tasks and nothing else: it is here to measure decoding on, not to talk to.
 | shape | {layers} layers, width {width}, {heads} heads ({kv_heads} for keys), feed-forward {mlp} |
 | data | {tasks}; one prompt in eight, by its hash, is held out |
 | training | seed {seeds}, {steps:,} steps of {batch} rows, {tokens:,} tokens, {hours:.1f} h on 2 cores |
-| again | `make train-tiny TINY="{chain}"`, then `python benchmarks/card.py {name} --run {runs}` |
+| again | `make train-tiny TINY="{chain}"`, then `python benchmarks/card.py {name} --run runs/{name}{skipped}` |
 | measured | {machine}, {date}; weights {weights} |
 """
 
@@ -215,13 +219,13 @@ def card(name: str, folder: Path, values: dict[str, Any]) -> str:
     results = values["results"]
     weaknesses = folder / "weaknesses.md"
     facts = {
-        **vars(recipe), **about, **values, "name": name, "stages": " ".join(about["stages"]),
-        "runs": " ".join(f"runs/{stage}" for stage in about["stages"]),
+        **vars(recipe), **about, **values, "name": name, "chain": " ".join(chain(name)),
+        "seeds": ", ".join(map(str, about["seeds"])),
+        "skipped": f" --skip {values['skip']}" if values.get("skip") else "",
         "after": f" after the first {values['skip']}" if values.get("skip") else "",
         "size": (folder / "model.safetensors").stat().st_size / 1e6,
         "dtype": json.loads((folder / "config.json").read_text())["torch_dtype"],
         "origin": f"from {Path(recipe.graft).name}'s weights" if recipe.graft else "from scratch",
-        "seeds": ", ".join(map(str, about["seeds"])), "chain": " ".join(chain(about["stages"])),
         "tasks": ", ".join(f"{task} v{about['learnt'][task]}" for task in recipe.tasks),
     }  # fmt: skip
     return "\n".join(
@@ -236,11 +240,11 @@ def card(name: str, folder: Path, values: dict[str, Any]) -> str:
     )
 
 
-def chain(stages: Sequence[str]) -> list[str]:
-    """The stages, after all that the first of them begins with."""
-    first = recipes.load(ZOO / "recipes" / f"{stages[0]}.json")
-    before = first.init or first.graft
-    return [*chain([Path(before).name]), *stages] if before else list(stages)
+def chain(name: str) -> list[str]:
+    """The model, after all that it begins with."""
+    recipe = recipes.load(ZOO / "recipes" / f"{name}.json")
+    before = recipe.init or recipe.graft
+    return [*(chain(Path(before).name) if before else []), name]
 
 
 def accuracy_rows(results: dict[str, Any]) -> str:
