@@ -37,7 +37,8 @@ figures: $(TOOLS)
 	@$(BIN)/fastdllm figure profile --output docs/figures
 
 # Two processes of one thread each: on two cores faster than one of two. Kill it, and it resumes.
-# The first is trained from nothing, the next three each go on from the one before, the others begin with its weights.
+# The first is trained from nothing, the next three each go on from the one before; tiny-dream and tiny-llada-v begin
+# with tiny-llada's weights.
 TINY ?= tiny-llada-base tiny-llada-more tiny-llada-sums tiny-llada tiny-dream tiny-llada-v
 train-tiny: $(TOOLS)
 	@for model in $(TINY); do \

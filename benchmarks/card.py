@@ -1,13 +1,13 @@
 # ruff: noqa: E501  the card's text is Markdown, wide lines and all
 """Measure an embedded model and write its card.
 
-    python benchmarks/card.py tiny-dream --run runs/tiny-dream --problems 200
+    python benchmarks/card.py tiny-dream --run runs/tiny-dream --problems 200 --skip 248
 
 Takes the trained folder into src/fastdllm/zoo, and the logs and curves of it and of the runs it goes
 on from into docs. Evaluates it on held-out problems of every task (after the first so many with --skip,
 which training may have been watched on), measures its calibration, and writes the card (README.md) and
 measured.json beside the weights. What measured.json already holds for the same weights and problems is
-not measured again.
+measured again only with --again.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,9 @@ def main() -> None:
     parser.add_argument("model", help="tiny-llada, tiny-dream or tiny-llada-v")
     parser.add_argument("--run", type=Path, help="take the weights of this run")
     parser.add_argument("--problems", type=int, default=200)
-    parser.add_argument("--skip", type=int, default=0, help="the first so many of each task")
+    parser.add_argument("--skip", type=int, help="the first so many of each task")
     parser.add_argument("--tasks", default="", help="with commas between; else all it was taught")
+    parser.add_argument("--again", action="store_true", help="what was measured of them, too")
     parser.add_argument("--only-write", action="store_true", help="no measuring")
     arguments = parser.parse_args()
     folder = ZOO / arguments.model
@@ -60,49 +61,66 @@ def main() -> None:
     if not arguments.only_write:
         llm = LLM.load(folder, device="cpu")
         for name in arguments.tasks.split(",") if arguments.tasks else taught(arguments.model):
+            if arguments.again:
+                measured.drop(name)
             measure(llm, name, arguments.problems, measured)
+    if not measured.values["results"]:
+        parser.error(f"nothing was measured of the weights in {folder}; leave --only-write out")
     (folder / "README.md").write_text(card(arguments.model, folder, measured.values))
     print(folder / "README.md")
 
 
 def take(run: Path, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in FILES:
-        shutil.copyfile(run / name, folder / name)
+    """The weights into the package, logs and curves into the docs; nothing, if one is missing."""
+    made = recipes.load(ZOO / "recipes" / f"{folder.name}.json")
+    if not recipes.agree(made, recipes.load(run / "recipe.json"), made.steps):
+        raise SystemExit(f"{run} is not what the recipe {made.name} makes")
     about: dict[str, Any] = {"seeds": [], "steps": 0, "tokens": 0, "hours": 0.0}
-    for stage in stages(run):
-        plot(stage)
-        shutil.copyfile(stage / "curve.svg", DOCS / "figures" / f"{stage.name}.svg")
-        shutil.copyfile(stage / "metrics.jsonl", DOCS / "logs" / f"{stage.name}.jsonl")
-        last = [line for line in read_metrics(stage / "metrics.jsonl") if "seconds" in line][-1]
-        about["seeds"].append(recipes.load(stage / "recipe.json").seed)
+    before = chain(run)
+    for one in before:
+        last = [line for line in read_metrics(one / "metrics.jsonl") if "seconds" in line][-1]
+        about["seeds"].append(recipes.load(one / "recipe.json").seed)
         about["steps"] += last["step"]
         about["tokens"] += last["tokens"]
         about["hours"] += last["seconds"] / 3600
+        if plot(one) is None:
+            raise SystemExit("the curves want matplotlib; try: pip install -e '.[dev]'")
     about["learnt"] = torch.load(run / "state.pt", weights_only=True)["learnt"]
-    about["recipe"] = json.loads((run / "recipe.json").read_text())
+    about["recipe"] = asdict(made)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        shutil.copyfile(run / name, folder / name)
+    for one in before:
+        shutil.copyfile(one / "curve.svg", DOCS / "figures" / f"{one.name}.svg")
+        shutil.copyfile(one / "metrics.jsonl", DOCS / "logs" / f"{one.name}.jsonl")
     (folder / "training.json").write_text(json.dumps(about, indent=2) + "\n")
 
 
-def stages(run: Path) -> list[Path]:
-    """The run, after those it goes on from."""
+def chain(run: Path) -> list[Path]:
+    """The run, after those beside it that it goes on from."""
     before = recipes.load(run / "recipe.json").init
-    return [*(stages(Path(before)) if before else []), run]
+    return [*(chain(run.parent / Path(before).name) if before else []), run]
 
 
 class Measured:
     """measured.json: what was measured of these weights, kept as it comes in."""
 
-    def __init__(self, folder: Path, skip: int) -> None:
+    def __init__(self, folder: Path, skip: int | None) -> None:
         self.path = folder / "measured.json"
         weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:16]
         old = json.loads(self.path.read_text()) if self.path.exists() else {}
-        same = old.get("weights") == weights and old.get("skip", 0) == skip
+        same = old.get("weights") == weights
+        if same and skip not in (None, old["skip"]):
+            raise SystemExit(f"{self.path} was measured with --skip {old['skip']}; delete it first")
         self.values: dict[str, Any] = old if same else {
-            "weights": weights, "skip": skip, "results": {},
+            "weights": weights, "skip": skip or 0, "results": {},
             "machine": machine(),
             "date": datetime.date.today().isoformat(),
         }  # fmt: skip
+
+    def drop(self, task: str) -> None:
+        results = self.values["results"]
+        self.values["results"] = {k: v for k, v in results.items() if not k.startswith(f"{task}/")}
 
     def get(self, key: str, count: int) -> Any:
         found = self.values["results"].get(key)
@@ -124,7 +142,7 @@ def variants(task: str) -> dict[str, dict[str, Any]]:
 
 def measure(llm: LLM, name: str, count: int, measured: Measured) -> None:
     task = generated(name)
-    skip = measured.values.get("skip", 0)
+    skip = measured.values["skip"]
     whole = task.held_out(skip + count)[skip:]
     few = whole[: max(1, count // 4)]
     base = Generation(64 if whole[0].images else 256, cache="prefix")
@@ -177,8 +195,8 @@ tasks and nothing else: it is here to measure decoding on, not to talk to.
 |---|---|
 | shape | {layers} layers, width {width}, {heads} heads ({kv_heads} for keys), feed-forward {mlp} |
 | data | {tasks}; one prompt in eight, by its hash, is held out |
-| training | seed {seeds}, {steps:,} steps of {batch} rows, {tokens:,} tokens, {hours:.1f} h on 2 cores |
-| again | `make train-tiny TINY="{chain}"`, then `python benchmarks/card.py {name} --run runs/{name}{skipped}` |
+| training | {seeds}; {steps:,} steps of {batch} rows, {tokens:,} tokens, {hours:.1f} h on 2 cores |
+| again | `make train-tiny TINY="{again}"` (bit for bit: docs/models.md), then {commands} |
 | measured | {machine}, {date}; weights {weights} |
 """
 
@@ -219,10 +237,10 @@ def card(name: str, folder: Path, values: dict[str, Any]) -> str:
     results = values["results"]
     weaknesses = folder / "weaknesses.md"
     facts = {
-        **vars(recipe), **about, **values, "name": name, "chain": " ".join(chain(name)),
-        "seeds": ", ".join(map(str, about["seeds"])),
-        "skipped": f" --skip {values['skip']}" if values.get("skip") else "",
-        "after": f" after the first {values['skip']}" if values.get("skip") else "",
+        **vars(recipe), **about, **values, "name": name, "again": " ".join(needed(name)),
+        "seeds": "seed" + "s" * (len(about["seeds"]) > 1) + f" {', '.join(map(str, about['seeds']))}",
+        "commands": ", ".join(commands(name, values)),
+        "after": f" after the first {values['skip']}" if values["skip"] else "",
         "size": (folder / "model.safetensors").stat().st_size / 1e6,
         "dtype": json.loads((folder / "config.json").read_text())["torch_dtype"],
         "origin": f"from {Path(recipe.graft).name}'s weights" if recipe.graft else "from scratch",
@@ -240,11 +258,25 @@ def card(name: str, folder: Path, values: dict[str, Any]) -> str:
     )
 
 
-def chain(name: str) -> list[str]:
+def needed(name: str) -> list[str]:
     """The model, after all that it begins with."""
     recipe = recipes.load(ZOO / "recipes" / f"{name}.json")
     before = recipe.init or recipe.graft
-    return [*(chain(Path(before).name) if before else []), name]
+    return [*(needed(Path(before).name) if before else []), name]
+
+
+def commands(name: str, values: dict[str, Any]) -> list[str]:
+    """What measures all of it: one command for the tasks with equally many problems."""
+    tasks: dict[int, list[str]] = {}
+    for key, result in values["results"].items():
+        if key.endswith("/full"):
+            tasks.setdefault(result["count"], []).append(key.split("/")[0])
+    skip = f" --skip {values['skip']}" if values["skip"] else ""
+    return [
+        f"`python benchmarks/card.py {name} --run runs/{name}{skip} --problems {count}"
+        f" --tasks {','.join(names)}`"
+        for count, names in tasks.items()
+    ]
 
 
 def accuracy_rows(results: dict[str, Any]) -> str:

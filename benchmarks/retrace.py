@@ -3,8 +3,9 @@
     make train-tiny && python benchmarks/retrace.py
 
 For each log in docs/logs of which `runs` holds a run, whether at its end or still on its way: until
-which step every loss is the logged one to the last bit, and how loss and accuracy compare at the
-last step that both have. On another processor losses part after some steps, by rounding alone.
+which step every loss is the logged one to the last bit, and how the last loss and the last
+accuracies compare that both have. On another processor losses part after some steps, by rounding
+alone.
 """
 
 import argparse
@@ -38,7 +39,9 @@ def compare(logged: Lines, here: Lines) -> tuple[str, ...]:
 
     alike = takewhile(lambda s: logged[s, ""]["loss"] == here[s, ""]["loss"], steps)
     accuracies = [
-        f"{at[1]} {beside(at, 'accuracy', '.1%')}" for at in asked if at[0] == asked[-1][0]
+        f"{at[0]:,}: {at[1]} {beside(at, 'accuracy', '.1%')}"
+        for at in asked
+        if at[0] == asked[-1][0]
     ]
     return (
         f"{steps[-1]:,}",

@@ -255,6 +255,7 @@ def plot(output: Path) -> Path | None:
         right.legend(frameon=False)
     right.set(xlabel="step", ylabel="accuracy, %", ylim=(0, 101), title="held out, threshold 0.9")
     path = output / "curve.svg"
-    figure.savefig(path)
+    with plt.rc_context({"svg.hashsalt": "fastdllm"}):  # the same file from the same log
+        figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
     return path
