@@ -196,7 +196,7 @@ tasks and nothing else: it is here to measure decoding on, not to talk to.
 | shape | {layers} layers, width {width}, {heads} heads ({kv_heads} for keys), feed-forward {mlp} |
 | data | {tasks}; one prompt in eight, by its hash, is held out |
 | training | {seeds}; {steps:,} steps of {batch} rows, {tokens:,} tokens, {hours:.1f} h on 2 cores |
-| again | `make train-tiny TINY="{again}"` (what came of it: docs/models.md), then {commands} |
+| again | `make train-tiny TINY="{again}"` (as these weights were made: docs/models.md), then {commands} |
 | measured | {machine}, {date}; weights {weights} |
 """
 
